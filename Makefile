@@ -1,0 +1,86 @@
+# `make help` lists what there is. demo, test, bench and the lab need root and
+# install by themselves what they miss of the system (scripts/deps).
+
+ifndef GO
+GO := $(shell ./scripts/find-go)
+endif
+# What is exec'd below (tests run "go list" too) finds the same Go.
+export PATH := $(if $(GO),$(patsubst %/,%,$(dir $(GO))):)$(PATH):/usr/sbin:/sbin
+
+VERSION ?= $(shell git -c safe.directory='*' describe --tags --always --dirty 2>/dev/null || echo dev)
+
+BUILD := $(GO) build -trimpath -buildvcs=false
+STAMP := -X main.version=$(VERSION)
+TOOLS := $(CURDIR)/bin/tools
+
+# Under sudo, what was built is handed to the user who will build again.
+GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then chown -R "$$SUDO_UID:$$SUDO_GID" bin; fi
+
+.DEFAULT_GOAL := build
+.PHONY: help build tools demo test test-short lint bench lab-up lab-down install clean go root
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+
+build: go ## the four static programs, in bin/
+	@mkdir -p bin
+	CGO_ENABLED=0 $(BUILD) -ldflags '-s -w $(STAMP)' -o bin/ ./plugins/tenure ./plugins/tenure-ipam
+	CGO_ENABLED=0 $(BUILD) -ldflags '$(STAMP)' -o bin/ ./daemon/tenured ./daemon/tenurectl
+	@$(GIVE)
+
+tools: go $(TOOLS)/cnitool ## helpers of the lab: cnitool, reference plugins, an etcd; in bin/tools/
+	CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ ./test/lab/etcdd
+	@$(GIVE)
+
+demo: root ## a cluster of three, what goes wrong with it and how it holds (root)
+	@./scripts/deps run
+	@$(MAKE) --no-print-directory build tools
+	$(GO) run -buildvcs=false ./test/demo
+
+test: root ## all tests, with the race detector (root)
+	@./scripts/deps test
+	@$(MAKE) --no-print-directory build tools
+	CGO_ENABLED=1 $(GO) run -buildvcs=false ./scripts/gotest -race -timeout 20m -p 2 ./...
+
+test-short: go ## the tests that need neither root nor a C compiler
+	CGO_ENABLED=0 $(GO) test -short ./...
+
+lint: $(TOOLS)/golangci-lint ## golangci-lint (its first build takes minutes)
+	$(TOOLS)/golangci-lint run ./...
+
+bench: root ## Tenure beside the reference plugins: times, throughput, CPU (root)
+	@./scripts/deps bench
+	@$(MAKE) --no-print-directory build tools
+	$(GO) run -buildvcs=false ./scripts/bench
+
+lab-up: root ## start a lab of three nodes and leave it running (root)
+	@./scripts/deps run
+	@$(MAKE) --no-print-directory build tools
+	$(GO) run -buildvcs=false ./test/lab/labctl up
+
+lab-down: root go ## remove every lab that lab-up left running (root)
+	$(GO) run -buildvcs=false ./test/lab/labctl down
+
+install: ## copy bin/ to where a node wants it (DESTDIR, PREFIX, CNI_BIN)
+	./scripts/install
+
+clean: ## remove what was built
+	rm -rf bin
+
+go:
+	@if [ -z "$(GO)" ]; then echo "No Go found: not in PATH nor in the usual places. Say GO=/path/to/go." >&2; exit 1; fi
+
+root: go
+	@if [ "$$(id -u)" != 0 ]; then echo "This needs root, for network namespaces: sudo make $(MAKECMDGOALS)" >&2; exit 1; fi
+
+# The tools are modules of their own, so that their graphs stay out of ours.
+$(TOOLS)/cnitool: scripts/tools/cni/go.mod scripts/tools/cni/go.sum | go
+	@mkdir -p $(TOOLS)
+	cd scripts/tools/cni && CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ tool
+	@touch $@
+
+$(TOOLS)/golangci-lint: scripts/tools/lint/go.mod scripts/tools/lint/go.sum | go
+	@mkdir -p $(TOOLS)
+	cd scripts/tools/lint && CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ tool
+	@$(GIVE)
+	@touch $@

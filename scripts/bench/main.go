@@ -1,0 +1,109 @@
+// Command bench measures Tenure beside what it should be compared with, on one
+// machine in one run: the reference plugins for CNI calls, a plain kernel path
+// without any daemon for packets. Absolute figures drift with the machine, so
+// the contenders take turns within each round, and medians are printed with the
+// least and the greatest.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"github.com/tenure-cni/tenure/test/lab"
+	"golang.org/x/sys/unix"
+)
+
+// bench is what the parts share.
+type bench struct {
+	lab    *lab.Lab
+	rounds int
+	// plainOnly leaves Tenure out: what remains says how steady the machine is.
+	plainOnly bool
+	nodes     []*lab.Node // run Tenure, empty with plainOnly
+}
+
+// part is one table of figures.
+type part struct {
+	name string
+	run  func(context.Context, *bench) error
+}
+
+func parts() []part {
+	return []part{{"daemon", daemonPart}, {"calls", callsPart}, {"path", pathPart}}
+}
+
+func main() {
+	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	defer cancel()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) (err error) {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	rounds := flags.Int("rounds", 5, "how often each contender takes its turn")
+	only := flags.String("only", "daemon,calls,path", "which parts, separated by commas")
+	plainOnly := flags.Bool("plain-only", false, "leave Tenure out and measure only what it is compared with")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	bin, err := lab.FindBin()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
+	defer cancel()
+	l, err := lab.New(ctx, lab.Options{Bin: bin})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := l.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	b := &bench{lab: l, rounds: *rounds, plainOnly: *plainOnly}
+	if err := b.start(ctx); err != nil {
+		return err
+	}
+	for _, p := range parts() {
+		if !strings.Contains(","+*only+",", ","+p.name+",") {
+			continue
+		}
+		if err := p.run(ctx, b); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	return nil
+}
+
+// start brings up an etcd and two nodes that run Tenure.
+func (b *bench) start(ctx context.Context) error {
+	if b.plainOnly {
+		return nil
+	}
+	if _, err := b.lab.StartEtcd(ctx); err != nil {
+		return err
+	}
+	for _, name := range []string{"t1", "t2"} {
+		n, err := b.lab.AddNode(ctx, name)
+		if err != nil {
+			return err
+		}
+		if err := n.Start(ctx, "--new-cluster", `--network-config={"Network":"10.5.0.0/16"}`, "--address-cooldown=1s"); err != nil {
+			return err
+		}
+		if err := n.WaitReady(ctx); err != nil {
+			return err
+		}
+		b.nodes = append(b.nodes, n)
+	}
+	return nil
+}

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// table collects figures by contender (row) and quantity (column), in the
+// order of their first appearance.
+type table struct {
+	title   string
+	rows    []string
+	columns []string
+	samples map[[2]string][]float64
+}
+
+func newTable(title string) *table {
+	return &table{title: title, samples: map[[2]string][]float64{}}
+}
+
+// add takes one sample.
+func (t *table) add(row, column string, value float64) {
+	if !slices.Contains(t.rows, row) {
+		t.rows = append(t.rows, row)
+	}
+	if !slices.Contains(t.columns, column) {
+		t.columns = append(t.columns, column)
+	}
+	key := [2]string{row, column}
+	t.samples[key] = append(t.samples[key], value)
+}
+
+// print writes "median (least–greatest)" for each cell.
+func (t *table) print(w io.Writer) error {
+	out := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	_, _ = fmt.Fprintf(out, "\n%s\t%s\n", t.title, strings.Join(t.columns, "\t"))
+	for _, row := range t.rows {
+		cells := []string{row}
+		for _, column := range t.columns {
+			cells = append(cells, cell(t.samples[[2]string{row, column}]))
+		}
+		_, _ = fmt.Fprintln(out, strings.Join(cells, "\t"))
+	}
+	return out.Flush()
+}
+
+func cell(samples []float64) string {
+	if len(samples) == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%s (%s–%s)", figure(median(samples)), figure(slices.Min(samples)), figure(slices.Max(samples)))
+}
+
+// figure shows three significant digits where there are decimals at all.
+func figure(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 0.1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3f", v)
+}
+
+// median of at least one sample; of an even number, the mean of the middle two.
+func median(samples []float64) float64 {
+	s := slices.Sorted(slices.Values(samples))
+	if n := len(s); n%2 == 0 {
+		return (s[n/2-1] + s[n/2]) / 2
+	}
+	return s[len(s)/2]
+}

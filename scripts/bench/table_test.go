@@ -1,0 +1,39 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestTable(t *testing.T) {
+	tab := newTable("ADD")
+	for _, v := range []float64{9, 1, 5} {
+		tab.add("a", "ms", v)
+	}
+	tab.add("b", "s", 1234.5)
+	tab.add("b", "s", 1235.5)
+	tab.add("b", "s", 0.0123)
+	var got strings.Builder
+	if err := tab.print(&got); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+ADD   ms                 s
+a     5.00 (1.00–9.00)   -
+b     -                  1234 (0.012–1236)
+`
+	if got.String() != want {
+		t.Errorf("printed\n%s\nwant\n%s", got.String(), want)
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, tc := range []struct {
+		in   []float64
+		want float64
+	}{{[]float64{3}, 3}, {[]float64{4, 2}, 3}, {[]float64{9, 1, 2}, 2}} {
+		if got := median(tc.in); got != tc.want {
+			t.Errorf("median(%v) = %v, want %v", tc.in, got, tc.want)
+		}
+	}
+}
