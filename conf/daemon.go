@@ -1,0 +1,101 @@
+package conf
+
+import (
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// Daemon is everything that tenured is told by its flags, its environment and
+// its file. Load makes one.
+type Daemon struct {
+	// ShowVersion asks for the version; nothing else is set or checked then.
+	ShowVersion bool
+	// Name is the first part of device and chain names, 1 to 6 bytes.
+	Name string
+	// NodeName is the node's name in its record.
+	NodeName string
+	// Ifaces are names or shell patterns of the underlay interface, the first
+	// match wins; empty takes the one that routes to etcd. Without PublicIP.
+	Ifaces []string
+	// PublicIP is the underlay address; the zero Addr leaves it to Ifaces.
+	PublicIP netip.Addr
+
+	Etcd Etcd
+	// EtcdEmbedded runs an etcd server inside, on the URL EtcdEmbeddedListen.
+	EtcdEmbedded       bool
+	EtcdEmbeddedListen string
+
+	// NewCluster births the cluster with NetworkConfig, which is nil without.
+	NewCluster    bool
+	NetworkConfig *Network
+
+	// RunDir, StateDir, Socket and SubnetFile are absolute, clean paths.
+	RunDir     string
+	StateDir   string
+	Socket     string
+	SubnetFile string
+	// CNIConfFile is such a path too, or "" to write no conflist.
+	CNIConfFile string
+
+	IPMasq          bool
+	MasqRandomFully bool
+	ForwardAccept   bool
+	// AddressCooldown is how long a freed address rests; not negative.
+	AddressCooldown time.Duration
+	// Exclude are prefixes whose addresses no pod gets, without host bits.
+	Exclude []netip.Prefix
+
+	// MetricsListen is host:port, or "" for no listener.
+	MetricsListen string
+	LogLevel      slog.Level
+	// LogFormat is "text" or "json".
+	LogFormat string
+
+	// Warnings are for the log: nothing is wrong, but something is unused.
+	Warnings []string
+}
+
+// daemonForm is a Daemon while its settings are text.
+type daemonForm struct {
+	Daemon
+	configFile    string
+	publicIP      string
+	networkConfig string
+	exclude       []string
+	logLevel      string
+}
+
+// flagSet defines every flag of tenured with its default, in the order in
+// which help lists them.
+func (f *daemonForm) flagSet() *pflag.FlagSet {
+	fs := pflag.NewFlagSet("tenured", pflag.ContinueOnError)
+	fs.SortFlags = false
+	fs.StringVar(&f.configFile, "config", "", "strict YAML `file` with settings named as these flags")
+	fs.StringVar(&f.Name, "name", "tenure", "first part of device and chain `name`s, 6 bytes at most; two instances need two")
+	fs.StringVar(&f.NodeName, "node-name", "", "this node's `name` in the cluster (default the host name)")
+	fs.StringSliceVar(&f.Ifaces, "iface", nil, "underlay interface by `NAME|PATTERN,...`, a shell pattern; the first match wins (default the one that routes to etcd)")
+	fs.StringVar(&f.publicIP, "public-ip", "", "underlay `address` of this node, instead of --iface")
+	f.Etcd.AddFlags(fs)
+	fs.BoolVar(&f.EtcdEmbedded, "etcd-embedded", false, "run one etcd server inside this process, for trying out and one-machine use")
+	fs.StringVar(&f.EtcdEmbeddedListen, "etcd-embedded-listen", DefaultEtcdEndpoint, "client `URL` of the embedded etcd")
+	fs.BoolVar(&f.NewCluster, "new-cluster", false, "birth the cluster from --network-config if there is none, else change nothing")
+	fs.StringVar(&f.networkConfig, "network-config", "", "network config for --new-cluster, as `JSON` or @FILE")
+	fs.StringVar(&f.RunDir, "run-dir", "/run/tenure", "`directory` of what must not outlive a boot")
+	fs.StringVar(&f.StateDir, "state-dir", "/var/lib/tenure", "`directory` of the node's identity")
+	fs.StringVar(&f.Socket, "socket", "", "unix socket `path` (default <run-dir>/tenured.sock)")
+	fs.StringVar(&f.SubnetFile, "subnet-file", "", "`file` for the FLANNEL_… variables (default <run-dir>/subnet.env)")
+	fs.StringVar(&f.CNIConfFile, "cni-conf-file", "", "`file` to write the CNI conflist to after the first lease; empty writes none")
+	fs.BoolVar(&f.IPMasq, "ip-masq", true, "masquerade what pods send out of the pod network")
+	fs.BoolVar(&f.MasqRandomFully, "masq-random-fully", true, "masquerade with fully random source ports")
+	fs.BoolVar(&f.ForwardAccept, "forward-accept", true, "accept forwarded pod traffic even where the FORWARD policy is DROP")
+	fs.DurationVar(&f.AddressCooldown, "address-cooldown", time.Minute, "`time` a freed pod address rests before it is given out again")
+	fs.StringSliceVar(&f.exclude, "exclude", nil, "`CIDR,...` whose addresses no pod gets")
+	fs.StringVar(&f.MetricsListen, "metrics-listen", "127.0.0.1:9475", "`address` for metrics and health; empty is off")
+	fs.StringVar(&f.logLevel, "log-level", "info", "least `level` to log: debug, info, warn or error")
+	fs.StringVar(&f.LogFormat, "log-format", "text", "log `format`: text or json")
+	fs.BoolVar(&f.ShowVersion, "version", false, "print the version and exit")
+	return fs
+}

@@ -1,0 +1,25 @@
+package conf
+
+import (
+	"bytes"
+	_ "embed" // the samples are what is shipped and what is tested
+	"encoding/json"
+)
+
+// sampleSocket is the daemon's default socket as the sample conflist has it.
+const sampleSocket = "/run/tenure/tenured.sock"
+
+// The compiler allows embedding in package variables only; nothing writes them.
+//
+//go:embed samples/10-tenure.conflist
+var sampleConflist []byte
+
+// Conflist returns the conflist for a daemon that listens on socket: the
+// shipped sample, word for word but for the socket.
+func Conflist(socket string) []byte {
+	quoted, err := json.Marshal(socket)
+	if err != nil { // a string always marshals
+		quoted = []byte(`"` + sampleSocket + `"`)
+	}
+	return bytes.Replace(sampleConflist, []byte(`"`+sampleSocket+`"`), quoted, 1)
+}
