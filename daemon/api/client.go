@@ -1,0 +1,88 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+)
+
+// maxBody bounds what a client reads and a server accepts.
+const maxBody = 16 << 20
+
+// Client calls a tenured over its unix socket. The zero value is not usable;
+// use NewClient. A Client is safe for concurrent use.
+type Client struct {
+	socket string
+	http   *http.Client
+}
+
+// NewClient returns a client of the daemon that listens on socket. It opens
+// nothing: the first call dials.
+func NewClient(socket string) *Client {
+	return &Client{socket: socket, http: &http.Client{Transport: &http.Transport{
+		DisableCompression: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		},
+	}}}
+}
+
+// Close drops idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Status fetches the node's status. The error wraps the *net.OpError of a
+// failed dial or the context's error.
+func (c *Client) Status(ctx context.Context) (*Status, error) {
+	var st Status
+	if err := c.do(ctx, http.MethodGet, PathStatus, nil, &st); err != nil {
+		return nil, err
+	}
+	return &st, nil
+}
+
+// Call posts one CNI request to path (PathCNI or PathIPAM plus the verb).
+// The error is of the transport only; the verb's own failure is in the
+// Response.
+func (c *Client) Call(ctx context.Context, path string, req *Request) (*Response, error) {
+	var resp Response
+	if err := c.do(ctx, http.MethodPost, path, req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *Client) do(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return fmt.Errorf("encode request: %w", err)
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://tenured"+path, body)
+	if err != nil {
+		return fmt.Errorf("build request %s: %w", path, err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return fmt.Errorf("call tenured on %s: %w", c.socket, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	if err != nil {
+		return fmt.Errorf("read answer of tenured on %s: %w", c.socket, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("tenured on %s answered %s: %s", c.socket, resp.Status, bytes.TrimSpace(b))
+	}
+	if err := json.Unmarshal(b, out); err != nil {
+		return fmt.Errorf("decode answer of tenured on %s: %w", c.socket, err)
+	}
+	return nil
+}

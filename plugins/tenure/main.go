@@ -1,0 +1,13 @@
+// Command tenure is the CNI plugin: it hands each call to tenured.
+package main
+
+import (
+	"os"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/plugins/shim"
+)
+
+func main() {
+	os.Exit(shim.Main(api.PathCNI))
+}
