@@ -1,0 +1,46 @@
+package lease
+
+import (
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/tenure-cni/tenure/conf"
+)
+
+// Timeouts of the connection to etcd. Every call has one of its own.
+const (
+	dialTimeout      = 5 * time.Second
+	keepaliveEvery   = 10 * time.Second
+	keepaliveTimeout = 5 * time.Second
+)
+
+// Dial makes an etcd client, which the caller closes. Connections are made as
+// they are needed: only bad certificates or, with a password, an etcd that is
+// away make it fail.
+func Dial(e conf.Etcd) (*clientv3.Client, error) {
+	password, err := e.Password()
+	if err != nil {
+		return nil, err
+	}
+	cfg := clientv3.Config{
+		Endpoints: e.Endpoints, DialTimeout: dialTimeout,
+		DialKeepAliveTime: keepaliveEvery, DialKeepAliveTimeout: keepaliveTimeout, PermitWithoutStream: true,
+		Username: e.Username, Password: password,
+		Logger: zap.NewNop(), // its warnings repeat without bound; ours do not
+	}
+	if e.CAFile != "" || e.CertFile != "" {
+		info := transport.TLSInfo{TrustedCAFile: e.CAFile, CertFile: e.CertFile, KeyFile: e.KeyFile}
+		if cfg.TLS, err = info.ClientConfig(); err != nil {
+			return nil, fmt.Errorf("etcd certificates: %w", err)
+		}
+	}
+	c, err := clientv3.New(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("etcd client for %v: %w", e.Endpoints, err)
+	}
+	return c, nil
+}

@@ -1,0 +1,575 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/api"
+)
+
+// Fence is the kernel's half: it closes by itself at its deadline. Its
+// implementation is the only writer of the deadline.
+type Fence interface {
+	// Close shuts the fence at once and makes the present generation stale.
+	Close() error
+	// Generation is what Arm needs; it changes with every Close.
+	Generation() uint64
+	// Set tells which subnet is live in which network. Where that changes
+	// anything, the fence is closed first and stays so until Arm.
+	Set(live, network Subnets) error
+	// Arm opens the fence until the deadline (CLOCK_BOOTTIME), unless it was
+	// closed since gen was read.
+	Arm(gen uint64, deadline time.Duration) error
+	// Deadline is what the kernel has now; 0 is closed.
+	Deadline() (time.Duration, error)
+	// Live is the subnet that the kernel lets through now.
+	Live() (Subnets, error)
+}
+
+// Config is what an Engine works with. Every field without a default is
+// required.
+type Config struct {
+	// Dial makes the etcd client. It is called again after a pause while it
+	// fails, which with passwords it does as long as etcd is away.
+	Dial func() (*clientv3.Client, error)
+	// Prefix is --etcd-prefix.
+	Prefix string
+	// Node is --node-name.
+	Node string
+	// Boot is this boot: the kernel's boot ID and the network namespace.
+	Boot string
+	// Memory is node.json.
+	Memory *MemoryFile
+	// Clock reads CLOCK_BOOTTIME.
+	Clock func() time.Duration
+	// Publish says what this node announces in the record of a subnet: its
+	// addresses and its VTEP. The Engine adds whose it is.
+	Publish func(n conf.Network, s Subnets, epoch int64) (Record, error)
+	// Ready says what this machine still lacks before it can hold a subnet,
+	// for example an underlay address; nil says that it lacks nothing.
+	Ready func() error
+	// Judge says what speaks against a network config on this machine, for
+	// example that it overlaps the underlay; nil accepts.
+	Judge func(conf.Network) error
+	// Birth is the network config with which --new-cluster births the
+	// cluster where there is none; nil means: wait for it.
+	Birth []byte
+	Log   *slog.Logger
+}
+
+// Engine holds the node's subnet. Create it with NewEngine, then Run it; View
+// and Changed may be called from anywhere at any time.
+type Engine struct {
+	cfg   Config
+	keys  Keys
+	log   *slog.Logger
+	wake  chan struct{} // capacity 1: something to do before the timer
+	fence Fence         // set once, by Run
+
+	mu       sync.Mutex
+	changed  chan struct{} // closed and replaced on every change of the view
+	client   *clientv3.Client
+	held     *tenancy
+	former   Subnets // lost in this boot, zero while held
+	network  *conf.Network
+	snapshot *Snapshot
+	started  bool // a decision has been made since the start
+	waiting  string
+	refused  string
+	problems problems
+	etcdErr  error
+	etcdDown time.Time
+}
+
+// tenancy is a holding with its clocks. It is replaced, never changed.
+type tenancy struct {
+	Holding
+	deadline  time.Duration // as armed
+	lastProof time.Duration // t0 of the last proof, 0 = none in this process
+	unproven  error         // why the last cycle brought no proof
+	since     time.Time     // of unproven
+}
+
+// NewEngine returns an engine that has done nothing yet.
+func NewEngine(cfg Config) *Engine {
+	return &Engine{cfg: cfg, keys: NewKeys(cfg.Prefix), log: cfg.Log,
+		wake: make(chan struct{}, 1), changed: make(chan struct{}), problems: problems{}}
+}
+
+// Run holds the node's subnet until ctx ends, with the kernel's half in f. It
+// gives nothing back and never gives up: an error is a programming error or
+// the context's.
+func (e *Engine) Run(ctx context.Context, f Fence) error {
+	e.fence = f
+	e.restore()
+	client, err := e.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }()
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		NewWatcher(client, e.keys, e.log, e.observe).Run(ctx)
+		return nil
+	})
+	g.Go(func() error { return e.loop(ctx) })
+	return g.Wait()
+}
+
+// connect dials until there is a client.
+func (e *Engine) connect(ctx context.Context) (*clientv3.Client, error) {
+	for pause := newPause(); ; {
+		c, err := e.cfg.Dial()
+		if err == nil {
+			e.update(func() { e.client = c })
+			return c, nil
+		}
+		e.unreachable(err)
+		if !wait(ctx, pause.NextBackOff()) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// restore takes up where the last process of this boot left: the subnet is
+// served as unproven until the deadline that the kernel still has.
+func (e *Engine) restore() {
+	m := e.cfg.Memory.Get()
+	if n, _, err := conf.ParseNetwork(m.Config); len(m.Config) > 0 && err == nil {
+		e.update(func() { e.network = &n })
+	}
+	sub, ok := m.last()
+	if !ok || m.Boot != e.cfg.Boot {
+		return
+	}
+	deadline, err := e.fence.Deadline()
+	live, liveErr := e.fence.Live()
+	if err := errors.Join(err, liveErr); err != nil {
+		e.log.Warn("the fence of an earlier process cannot be read", "error", err)
+		return
+	}
+	if live != sub || deadline == 0 {
+		return
+	}
+	h, err := newHolding(e.keys, Entry{Subnets: sub, Record: m.Held.Record, Lease: m.Held.Lease,
+		CreateRevision: m.Held.CreateRevision, ModRevision: m.Held.ModRevision},
+		time.Duration(m.Held.TTLSeconds)*time.Second)
+	if err != nil {
+		e.log.Warn("node.json names no lease that can be proven", "error", err)
+		return
+	}
+	e.log.Info("found own subnet in the kernel", "subnet", sub, "lease", leaseHex(h.lease),
+		"remaining", (deadline - e.cfg.Clock()).Round(time.Millisecond))
+	e.update(func() {
+		e.held = &tenancy{Holding: h, deadline: deadline, unproven: errRestarted, since: time.Now()}
+	})
+}
+
+var errRestarted = errors.New("the daemon has just started and etcd has not been asked yet")
+
+// loop does one step after the other, each when it is due or when something
+// has changed.
+func (e *Engine) loop(ctx context.Context) error {
+	for ctx.Err() == nil {
+		t := time.NewTimer(e.step(ctx))
+		select {
+		case <-ctx.Done():
+		case <-t.C:
+		case <-e.wake:
+		}
+		t.Stop()
+	}
+	return nil
+}
+
+// step is one cycle of what is held, or one attempt to hold something. It
+// returns the time until the next.
+func (e *Engine) step(ctx context.Context) time.Duration {
+	h := e.tenancy()
+	if h == nil || h.lastProof == 0 {
+		// Not held, or held by memory alone: ask etcd what it has.
+		return e.settleIn(ctx)
+	}
+	return e.renew(ctx, *h)
+}
+
+// retryWaiting is the pause between two looks while nothing can be had; a
+// change in etcd wakes the loop earlier.
+const retryWaiting = 3 * time.Second
+
+// settleIn reads everything and resumes, acquires or waits.
+func (e *Engine) settleIn(ctx context.Context) time.Duration {
+	if e.cfg.Birth != nil {
+		born, err := Init(ctx, e.client, e.cfg.Prefix, e.cfg.Birth)
+		if err != nil {
+			e.unreachable(err)
+			return e.retryIn()
+		}
+		e.log.Info("cluster", "created", born.Created, "adopted", born.Adopted, "store", born.Store)
+		e.cfg.Birth = nil
+	}
+	s, err := list(ctx, e.client, newMirror(e.keys), e.callTimeout())
+	if err != nil {
+		if ctx.Err() == nil {
+			e.unreachable(err)
+		}
+		return e.retryIn()
+	}
+	e.reachable()
+	e.adopt(s)
+	d := decide(s, e.cfg.Memory.Get(), e.cfg.Node, e.cfg.Boot, e.networkInForce(s))
+	if d.resume == nil && e.tenancy() != nil {
+		e.lose("after the restart " + d.missing)
+	}
+	switch {
+	case d.resume != nil:
+		return e.resume(ctx, *d.resume)
+	case d.wait != "":
+		return e.waitFor(d.wait)
+	}
+	if err := e.cfg.Ready(); err != nil {
+		return e.waitFor(err.Error())
+	}
+	return e.acquire(ctx, s, *d.network)
+}
+
+// waitFor says why nothing can be held now, until the next look.
+func (e *Engine) waitFor(why string) time.Duration {
+	e.update(func() {
+		e.waitLocked(why)
+		delete(e.problems, noFreeSubnet)
+	})
+	return jitter(retryWaiting)
+}
+
+func (e *Engine) waitLocked(why string) {
+	if e.waiting != why {
+		e.log.Info("waiting", "why", why)
+	}
+	e.started, e.waiting = true, why
+}
+
+// noFreeSubnet is the problem that exhaustion is.
+const noFreeSubnet = "no-free-subnet"
+
+// retryIn is soon while a subnet is at stake, and slower otherwise.
+func (e *Engine) retryIn() time.Duration {
+	if h := e.tenancy(); h != nil && h.ttl > 0 {
+		return jitter(min(Interval(h.ttl), retryWaiting))
+	}
+	return jitter(time.Second)
+}
+
+func (e *Engine) callTimeout() time.Duration {
+	if h := e.tenancy(); h != nil {
+		return CallTimeout(h.ttl)
+	}
+	return maxCall
+}
+
+// resume goes on with a key that is this node's own: no write, a cycle.
+func (e *Engine) resume(ctx context.Context, own Entry) time.Duration {
+	var ttl time.Duration
+	if h := e.tenancy(); h != nil {
+		ttl = h.ttl
+	}
+	h, err := newHolding(e.keys, own, ttl)
+	if err != nil {
+		e.log.Error("own key cannot be resumed", "error", err)
+		return jitter(retryWaiting)
+	}
+	e.log.Info("resuming own subnet", "subnet", h.subnets, "lease", leaseHex(h.lease), "epoch", h.Epoch())
+	return e.take(ctx, h)
+}
+
+// take makes h the tenancy and proves it at once.
+func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
+	n := e.inForce()
+	if n == nil {
+		return e.waitFor("own subnet " + h.subnets.String() + " is in etcd, but no usable network config, there or in node.json")
+	}
+	if err := e.fence.Set(h.subnets, networkPair(*n)); err != nil {
+		e.log.Error("the fence does not take the subnet, it stays closed", "subnet", h.subnets, "error", err)
+		e.problem(api.SeverityError, "fence", "the kernel fence refused subnet "+h.subnets.String()+": "+err.Error(),
+			"look at the log; the overlay stays closed until this succeeds")
+		return jitter(time.Second)
+	}
+	e.clear("fence")
+	deadline, err := e.fence.Deadline()
+	if err != nil {
+		e.log.Warn("the fence cannot be read", "error", err)
+	}
+	t := tenancy{Holding: h, deadline: deadline, unproven: errRestarted, since: time.Now()}
+	e.update(func() {
+		e.held, e.started, e.waiting, e.former = &t, true, "", Subnets{}
+		delete(e.problems, noFreeSubnet)
+	})
+	e.remember(h)
+	return e.renew(ctx, t)
+}
+
+// renew runs one cycle and acts on its verdict.
+func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
+	gen := e.fence.Generation()
+	v := cycle(ctx, e.client, t.Holding, e.cfg.Clock)
+	switch {
+	case v.lost != "":
+		e.lose(v.lost)
+		return 0
+	case v.err != nil:
+		if ctx.Err() != nil {
+			return 0
+		}
+		e.unproven(t, v.err)
+		return min(Interval(t.ttl), jitter(retryUnproven(t.ttl)))
+	}
+	e.proven(gen, t, v)
+	e.publish(ctx)
+	return jitter(Interval(v.holding.ttl))
+}
+
+// retryUnproven is the pause after a cycle without an answer: short against
+// the TTL, so that a short outage leaves several tries before the deadline.
+func retryUnproven(ttl time.Duration) time.Duration {
+	return min(max(ttl/10, 200*time.Millisecond), 5*time.Second)
+}
+
+// proven arms the fence, unless the tenancy was lost while the cycle ran.
+func (e *Engine) proven(gen uint64, t tenancy, v verdict) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.held == nil || e.held.lease != t.lease || e.held.create != t.create {
+		return
+	}
+	if err := e.fence.Arm(gen, v.deadline); err != nil {
+		e.log.Warn("the fence was not armed", "error", err)
+		return
+	}
+	if t.lastProof == 0 || t.unproven != nil {
+		e.log.Info("subnet proven", "subnet", v.holding.subnets, "lease", leaseHex(v.holding.lease),
+			"epoch", v.holding.Epoch(), "ttl", v.holding.ttl)
+	}
+	e.held = &tenancy{Holding: v.holding, deadline: v.deadline, lastProof: v.t0}
+	e.reachableLocked()
+	e.signal()
+}
+
+// unproven notes that a cycle concluded nothing: the deadline stands.
+func (e *Engine) unproven(t tenancy, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.held == nil || e.held.lease != t.lease {
+		return
+	}
+	next := *e.held
+	if next.unproven == nil || errors.Is(next.unproven, errRestarted) {
+		next.since = time.Now()
+		e.log.Warn("no proof from etcd, the deadline stands", "subnet", t.subnets,
+			"remaining", max(0, t.deadline-e.cfg.Clock()).Round(time.Millisecond), "error", err)
+	}
+	next.unproven = err
+	e.held = &next
+	e.unreachableLocked(err)
+	e.signal()
+}
+
+// lose closes the fence first and then forgets the tenancy.
+func (e *Engine) lose(why string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.loseLocked(why)
+}
+
+func (e *Engine) loseLocked(why string) {
+	if e.held == nil {
+		return
+	}
+	if err := e.fence.Close(); err != nil {
+		// The deadline in the kernel still closes it; nothing opens it again.
+		e.log.Error("the fence could not be closed, it closes by itself at its deadline", "error", err)
+	}
+	e.log.Error("subnet lost, overlay closed", "subnet", e.held.subnets, "lease", leaseHex(e.held.lease), "why", why)
+	e.former, e.held = e.held.subnets, nil
+	e.waiting = "lost " + e.former.String() + ": " + why
+	e.signal()
+	e.nudge()
+}
+
+// observe takes every snapshot of the watch: a deleted or foreign key closes
+// the fence now, not at the next cycle.
+func (e *Engine) observe(s *Snapshot) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.snapshot != nil && e.snapshot.Revision > s.Revision && e.snapshot.ClusterID == s.ClusterID {
+		return
+	}
+	e.snapshot = s
+	e.judgeLocked(s)
+	if h := e.held; h != nil && s.Revision >= h.mod {
+		own, ok := s.Entry(h.subnets)
+		if !ok || own.Lease != h.lease || own.CreateRevision != h.create {
+			e.loseLocked(whyFalse(h.Holding, own))
+		}
+	}
+	if e.held == nil {
+		e.nudge()
+	}
+	e.signal()
+}
+
+// adopt takes a list of the loop's own as the newest snapshot.
+func (e *Engine) adopt(s *Snapshot) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.snapshot == nil || s.Revision >= e.snapshot.Revision || s.ClusterID != e.snapshot.ClusterID {
+		e.snapshot = s
+		e.judgeLocked(s)
+		e.signal()
+	}
+}
+
+// acquire goes through the order of choice until something is held.
+func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.Duration {
+	a := attempt{client: e.client, keys: e.keys, seen: s, ttl: n.LeaseTTL, call: CallTimeout(n.LeaseTTL), lease: newLeaseID()}
+	last, _ := e.cfg.Memory.Get().last()
+	want := Want{Node: e.cfg.Node, UID: e.cfg.Memory.Get().UID, Last: last, LastFirst: !e.lostSubnet().IsZero(), Seed: rand.Uint64()}
+	granted := false
+	for c := range Candidates(n, s, want) {
+		if !granted {
+			if err := grant(ctx, e.client, a.lease, a.ttl, a.call); err != nil {
+				e.unreachable(err)
+				break
+			}
+			granted = true
+		}
+		h, err := e.tryCandidate(ctx, a, n, c)
+		if err == nil {
+			e.log.Info("subnet acquired", "subnet", c.Subnets, "why", c.Why, "lease", leaseHex(h.lease), "epoch", h.Epoch())
+			return e.take(ctx, h)
+		}
+		e.log.Info("subnet not acquired", "subnet", c.Subnets, "why", c.Why, "error", err)
+		if !errors.Is(err, errLostRace) {
+			break
+		}
+		if e.stale(s) {
+			break
+		}
+	}
+	return e.notAcquired(ctx, a, s, n, granted)
+}
+
+// stale reports that config, store or settle changed since s: then every
+// further candidate of s would lose as well.
+func (e *Engine) stale(s *Snapshot) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := e.snapshot
+	return now != nil && (now.Config.ModRevision != s.Config.ModRevision ||
+		now.Store.ModRevision != s.Store.ModRevision || now.Settle != s.Settle)
+}
+
+func (e *Engine) tryCandidate(ctx context.Context, a attempt, n conf.Network, c Candidate) (Holding, error) {
+	m := e.cfg.Memory.Get()
+	owner := a.seen.Owners[c.ownerKey()].Value
+	last, _ := m.last()
+	mine := owner.UID == m.UID && last == c.Subnets && m.Boot == e.cfg.Boot && m.Held.Record.Tenant().Epoch == owner.Epoch
+	epoch := NextEpoch(owner, mine, a.seen.MaxEpoch(c.Subnets), time.Now())
+	r, err := e.record(n, c.Subnets, epoch)
+	if err != nil {
+		return Holding{}, err
+	}
+	next := owner.succeed(Transition{UID: m.UID, Node: e.cfg.Node, Epoch: epoch, Since: time.Now().UTC(), Why: c.Why})
+	return a.take(ctx, c, r, next)
+}
+
+func (e *Engine) record(n conf.Network, s Subnets, epoch int64) (Record, error) {
+	r, err := e.cfg.Publish(n, s, epoch)
+	if err != nil {
+		return Record{}, fmt.Errorf("what to publish for %s: %w", s, err)
+	}
+	r.Tenure = &Tenant{Node: e.cfg.Node, UID: e.cfg.Memory.Get().UID, Boot: e.cfg.Boot, Epoch: epoch}
+	return r, nil
+}
+
+// notAcquired gives the unused lease back and says why the node waits.
+func (e *Engine) notAcquired(ctx context.Context, a attempt, s *Snapshot, n conf.Network, granted bool) time.Duration {
+	if granted {
+		if err := revoke(ctx, e.client, a.lease, a.call); err != nil && ctx.Err() == nil {
+			e.log.Warn("an unused lease stays until it ends", "error", err)
+		}
+		return jitter(firstRetry)
+	}
+	e.update(func() {
+		why := exhausted(n, s, e.cfg.Node)
+		e.waitLocked(why)
+		e.problems.add(noFreeSubnet, api.SeverityError, why,
+			"wait for a lease to end, release a dead node's subnet, or widen the network", time.Time{})
+	})
+	return jitter(retryWaiting)
+}
+
+// firstRetry follows a round in which every candidate was lost to others.
+const firstRetry = 200 * time.Millisecond
+
+// publish brings the record up to date where this node's addresses or the
+// form of the record have changed.
+func (e *Engine) publish(ctx context.Context) {
+	t := e.tenancy()
+	n := e.inForce()
+	if t == nil || n == nil {
+		return
+	}
+	want, err := e.record(*n, t.subnets, t.Epoch())
+	if err != nil {
+		e.log.Warn("own record cannot be brought up to date", "error", err)
+		return
+	}
+	if want.same(t.record) {
+		return
+	}
+	resp, err := commit(ctx, e.client, t.update(want), CallTimeout(t.ttl))
+	if err != nil || !resp.Succeeded {
+		// The next proof reads what the key has now, and this is tried again.
+		e.log.Warn("own record not updated yet", "subnet", t.subnets, "error", err)
+		return
+	}
+	e.log.Info("own record updated", "subnet", t.subnets, "publicIP", want.PublicIP)
+	e.update(func() {
+		if e.held != nil && e.held.lease == t.lease {
+			next := *e.held
+			next.record, next.mod = want, resp.Header.Revision
+			e.held = &next
+		}
+	})
+}
+
+func (e *Engine) remember(h Holding) {
+	m := e.cfg.Memory.Get().remember(h, e.cfg.Boot)
+	e.mu.Lock()
+	if s := e.snapshot; s != nil {
+		m.Store, m.ClusterID, m.Revision = s.Store.Value.ID, s.ClusterID, max(s.Revision, h.mod)
+		if e.network != nil {
+			m.Config = slices.Clone(s.Config.Value)
+		}
+	}
+	e.mu.Unlock()
+	if err := e.cfg.Memory.Save(m); err != nil {
+		e.log.Warn("node.json not written; a restart with etcd away would not find the subnet", "error", err)
+		e.problem(api.SeverityWarning, "state-dir", err.Error(), "free space or repair --state-dir")
+		return
+	}
+	e.clear("state-dir")
+}
+
+func leaseHex(id clientv3.LeaseID) string { return fmt.Sprintf("%x", int64(id)) }

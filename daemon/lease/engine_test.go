@@ -1,0 +1,601 @@
+package lease
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sys/unix"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/test/etcdtest"
+	"github.com/tenure-cni/tenure/test/lab/proxy"
+)
+
+// register is the fence as the engine sees it: what the kernel's map would
+// hold. That the kernel obeys it is tested in daemon/fence.
+type register struct {
+	mu       sync.Mutex
+	gen      uint64
+	live     Subnets
+	deadline time.Duration
+	// armed are all deadlines ever written, for comparison with the leases.
+	armed []time.Duration
+}
+
+func (r *register) do(f func()) { r.mu.Lock(); defer r.mu.Unlock(); f() }
+
+func (r *register) Close() error { r.do(func() { r.gen++; r.deadline = 0 }); return nil }
+
+func (r *register) Generation() (g uint64) { r.do(func() { g = r.gen }); return g }
+
+func (r *register) Set(live, _ Subnets) error {
+	r.do(func() {
+		if live != r.live {
+			r.deadline, r.live = 0, live
+		}
+	})
+	return nil
+}
+
+var errStale = errors.New("closed since")
+
+func (r *register) Arm(gen uint64, deadline time.Duration) (err error) {
+	r.do(func() {
+		if gen != r.gen {
+			err = errStale
+			return
+		}
+		r.deadline = deadline
+		r.armed = append(r.armed, deadline)
+	})
+	return err
+}
+
+func (r *register) Deadline() (d time.Duration, _ error) {
+	r.do(func() { d = r.deadline })
+	return d, nil
+}
+
+func (r *register) Live() (s Subnets, _ error) { r.do(func() { s = r.live }); return s, nil }
+
+func bootClock() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)
+	return time.Duration(ts.Nano())
+}
+
+const prefix = "/tenure/network"
+
+// host is one machine: its disk and its kernel outlive its daemon.
+type host struct {
+	t        *testing.T
+	name     string
+	dir      string
+	boot     string
+	endpoint string
+	fence    *register
+	log      *logBuffer
+}
+
+func newHost(t *testing.T, name, endpoint string) *host {
+	return &host{t: t, name: name, dir: t.TempDir(), boot: name + "-boot", endpoint: endpoint, fence: &register{}, log: &logBuffer{}}
+}
+
+// daemon is one run of the engine on a host.
+type daemon struct {
+	*Engine
+	t    *testing.T
+	stop func()
+}
+
+func (h *host) start() *daemon {
+	h.t.Helper()
+	m, err := OpenMemory(h.dir, "")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	e := NewEngine(Config{
+		Dial:   func() (*clientv3.Client, error) { return etcdtest.Dial(h.endpoint) },
+		Prefix: prefix, Node: h.name, Boot: h.boot, Memory: m, Clock: bootClock,
+		Ready: func() error { return nil },
+		Publish: func(_ conf.Network, s Subnets, epoch int64) (Record, error) {
+			return Record{PublicIP: netip.MustParseAddr("192.0.2.11"), BackendType: "vxlan",
+				BackendData: &BackendData{VNI: 1, VtepMAC: VTEPMAC(prefix, s, epoch)}}, nil
+		},
+		Log: slog.New(slog.NewTextHandler(h.log, nil)),
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = e.Run(ctx, h.fence) }()
+	d := &daemon{Engine: e, t: h.t, stop: func() { cancel(); <-done }}
+	h.t.Cleanup(d.stop)
+	return d
+}
+
+// wait returns the first view that pleases.
+func (d *daemon) wait(what string, ok func(View) bool) View {
+	d.t.Helper()
+	ctx, cancel := context.WithTimeout(d.t.Context(), 20*time.Second)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond) // deadlines pass without a change
+	defer tick.Stop()
+	for {
+		v, changed := d.Changed()
+		if ok(v) {
+			return v
+		}
+		select {
+		case <-changed:
+		case <-tick.C:
+		case <-ctx.Done():
+			d.t.Fatalf("waited in vain for %s; state %s (%s), problems %v", what, v.State, v.Reason, v.Problems)
+		}
+	}
+}
+
+func (d *daemon) waitHeld() View {
+	d.t.Helper()
+	return d.wait("held", func(v View) bool { return v.State == api.StateHeld })
+}
+
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// lines counts the log lines that contain text.
+func (l *logBuffer) lines(text string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.b.String()) {
+		if strings.Contains(line, text) {
+			n++
+		}
+	}
+	return n
+}
+
+func (l *logBuffer) total() int { return l.lines("") }
+
+// cluster starts a born store with a network of the given size.
+func cluster(t *testing.T, config string) (*etcdtest.Server, *clientv3.Client) {
+	t.Helper()
+	s := etcdtest.Start(t)
+	c := s.Client(t)
+	if _, err := Init(t.Context(), c, prefix, []byte(config)); err != nil {
+		t.Fatal(err)
+	}
+	return s, c
+}
+
+const fourSubnets = `{"Network":"10.5.0.0/22","SubnetLen":24,"LeaseTTL":"5s","Backend":{"Type":"vxlan"}}`
+
+// history replays every revision of a key; nil stands for a deletion.
+func history(t *testing.T, c *clientv3.Client, key string) []*mvccpb.KeyValue {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	now := etcdtest.Get(t, c, key).Header.Revision
+	var all []*mvccpb.KeyValue
+	for rev := int64(1); rev <= now; rev++ {
+		resp, err := c.Get(ctx, key, clientv3.WithRev(rev))
+		if err != nil {
+			t.Fatalf("read %s at revision %d: %v", key, rev, err)
+		}
+		if len(resp.Kvs) == 0 {
+			all = append(all, nil)
+		} else {
+			all = append(all, resp.Kvs[0])
+		}
+	}
+	return all
+}
+
+func reserve(t *testing.T, c *clientv3.Client, s Subnets, node string) {
+	t.Helper()
+	if _, err := c.Put(t.Context(), NewKeys(prefix).Reservation(s), `{"Node":"`+node+`"}`); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAcquirePublishesAndArms(t *testing.T) {
+	s, c := cluster(t, fourSubnets)
+	h := newHost(t, "n1", s.Endpoint)
+	before := bootClock()
+	v := h.start().waitHeld()
+
+	e := etcdtest.Get(t, c, NewKeys(prefix).Subnet(v.Holding.Subnets())).Kvs
+	if len(e) != 1 || clientv3.LeaseID(e[0].Lease) != v.Holding.LeaseID() {
+		t.Fatalf("subnet key: %v, want it under lease %x", e, v.Holding.LeaseID())
+	}
+	r, err := DecodeRecord(e[0].Value)
+	if err != nil || r.Tenant().Node != "n1" || r.Tenant().Boot != h.boot || r.Tenant().Epoch < 1796000000 {
+		t.Errorf("record %+v, %v", r, err)
+	}
+	o := etcdtest.Get(t, c, NewKeys(prefix).Owner(v.Holding.Subnets())).Kvs
+	if len(o) != 1 || o[0].Lease != 0 || o[0].ModRevision != e[0].ModRevision {
+		t.Errorf("owner record %v: want it without a lease and written with the key", o)
+	}
+	f, _ := h.fence.Deadline()
+	if f < before || f > bootClock()+v.Holding.TTL()-Margin(v.Holding.TTL()) {
+		t.Errorf("fence open until %s, now %s, TTL %s", f, bootClock(), v.Holding.TTL())
+	}
+	// The next cycle moves the deadline on.
+	d := h.fence
+	first := f
+	deadline := time.Now().Add(10 * time.Second)
+	for f == first && time.Now().Before(deadline) {
+		f, _ = d.Deadline()
+	}
+	if f <= first {
+		t.Errorf("the deadline did not move on within 10 s")
+	}
+}
+
+func TestRestartResumesWithoutAWrite(t *testing.T) {
+	s, c := cluster(t, fourSubnets)
+	h := newHost(t, "n1", s.Endpoint)
+	d := h.start()
+	v := d.waitHeld()
+	d.stop()
+	h.fence.do(func() { h.fence.armed = nil })
+
+	d = h.start()
+	w := d.waitHeld()
+	if w.Holding.Subnets() != v.Holding.Subnets() || w.Holding.LeaseID() != v.Holding.LeaseID() || w.Holding.Epoch() != v.Holding.Epoch() {
+		t.Errorf("after the restart %s under %x, before %s under %x", w.Holding.Subnets(), w.Holding.LeaseID(), v.Holding.Subnets(), v.Holding.LeaseID())
+	}
+	kv := etcdtest.Get(t, c, NewKeys(prefix).Subnet(v.Holding.Subnets())).Kvs[0]
+	if kv.Version != 1 {
+		t.Errorf("the key was written %d times, want once", kv.Version)
+	}
+	if h.fence.gen != 0 {
+		t.Errorf("the restart closed the fence %d times", h.fence.gen)
+	}
+}
+
+// TestA1: a node that was away re-uses the subnet it remembers although
+// another node now holds it, and overwrites that node's record.
+func TestA1(t *testing.T) {
+	s, c := cluster(t, fourSubnets)
+	away := newHost(t, "n1", s.Endpoint)
+	d := away.start()
+	old := d.waitHeld().Holding
+	d.stop()
+	if _, err := c.Revoke(t.Context(), old.LeaseID()); err != nil {
+		t.Fatal(err)
+	}
+	reserve(t, c, old.Subnets(), "n2")
+	holder := newHost(t, "n2", s.Endpoint).start()
+	v := holder.waitHeld()
+	if v.Holding.Subnets() != old.Subnets() {
+		t.Fatalf("n2 took %s, want the reserved %s", v.Holding.Subnets(), old.Subnets())
+	}
+	taken := v.Holding.create
+
+	back := away.start()
+	w := back.waitHeld()
+	if w.Holding.Subnets() == old.Subnets() {
+		t.Fatalf("n1 took %s back from n2", old.Subnets())
+	}
+	for rev, kv := range history(t, c, NewKeys(prefix).Subnet(old.Subnets())) {
+		if int64(rev+1) < taken {
+			continue
+		}
+		if kv == nil || clientv3.LeaseID(kv.Lease) != v.Holding.LeaseID() {
+			t.Fatalf("revision %d: %v, want n2's key under %x", rev+1, kv, v.Holding.LeaseID())
+		}
+	}
+	if away.fence.gen == 0 {
+		t.Error("n1's fence was not closed")
+	}
+	if live, _ := away.fence.Live(); live != w.Holding.Subnets() {
+		t.Errorf("n1's fence lets %s through, want %s", live, w.Holding.Subnets())
+	}
+}
+
+func TestLosingClosesTheFenceAndTakesTheSameSubnetAgain(t *testing.T) {
+	for name, attack := range map[string]func(*testing.T, *clientv3.Client, Holding) error{
+		"key deleted": func(t *testing.T, c *clientv3.Client, h Holding) error {
+			_, err := c.Delete(t.Context(), h.keys.Subnet(h.subnets))
+			return err
+		},
+		"lease revoked": func(t *testing.T, c *clientv3.Client, h Holding) error {
+			_, err := c.Revoke(t.Context(), h.lease)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, c := cluster(t, fourSubnets)
+			h := newHost(t, "n1", s.Endpoint)
+			d := h.start()
+			v := d.waitHeld()
+			if err := attack(t, c, v.Holding); err != nil {
+				t.Fatal(err)
+			}
+			w := d.wait("held again", func(w View) bool {
+				return w.State == api.StateHeld && w.Holding.LeaseID() != v.Holding.LeaseID()
+			})
+			if w.Holding.Subnets() != v.Holding.Subnets() {
+				t.Errorf("took %s, want %s again", w.Holding.Subnets(), v.Holding.Subnets())
+			}
+			if w.Holding.Epoch() != v.Holding.Epoch() {
+				t.Errorf("epoch %d, want %d: the same UID on the same boot", w.Holding.Epoch(), v.Holding.Epoch())
+			}
+			if h.fence.Generation() == 0 {
+				t.Error("the fence was not closed in between")
+			}
+		})
+	}
+}
+
+func TestForeignUnfencedWriterIsNotOverwritten(t *testing.T) {
+	s, c := cluster(t, fourSubnets)
+	h := newHost(t, "n1", s.Endpoint)
+	d := h.start()
+	v := d.waitHeld()
+	key := NewKeys(prefix).Subnet(v.Holding.Subnets())
+	const foreign = `{"PublicIP":"192.0.2.66","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:66"}}`
+	if _, err := c.Put(t.Context(), key, foreign); err != nil {
+		t.Fatal(err)
+	}
+	w := d.wait("another subnet", func(w View) bool {
+		return w.State == api.StateHeld && w.Holding.Subnets() != v.Holding.Subnets()
+	})
+	if kv := etcdtest.Get(t, c, key).Kvs; len(kv) != 1 || string(kv[0].Value) != foreign {
+		t.Errorf("the foreign record was touched: %v", kv)
+	}
+	if live, _ := h.fence.Live(); live != w.Holding.Subnets() {
+		t.Errorf("the fence lets %s through, want %s", live, w.Holding.Subnets())
+	}
+}
+
+func TestSilenceLeavesTheDeadline(t *testing.T) {
+	s, _ := cluster(t, fourSubnets)
+	p := newProxy(t, s.Endpoint)
+	h := newHost(t, "n1", "http://"+p.Addr())
+	d := h.start()
+	d.waitHeld()
+	p.Cut()
+	v := d.wait("unproven", func(v View) bool { return v.State == api.StateUnproven })
+	f, _ := h.fence.Deadline()
+	if f != v.Deadline || h.fence.Generation() != 0 {
+		t.Errorf("silence changed the fence: F %s, view %s, closed %d times", f, v.Deadline, h.fence.Generation())
+	}
+	if !hasProblem(v, "etcd-unreachable") {
+		t.Errorf("problems %v, want etcd-unreachable", v.Problems)
+	}
+	v = d.wait("fenced", func(v View) bool { return v.State == api.StateFenced })
+	if got, _ := h.fence.Deadline(); got != f {
+		t.Errorf("the deadline moved from %s to %s without a proof", f, got)
+	}
+	p.Restore()
+	w := d.waitHeld()
+	if hasProblem(w, "etcd-unreachable") {
+		t.Errorf("problems after the outage: %v", w.Problems)
+	}
+}
+
+func TestRestartWithEtcdAwayServesUntilTheDeadline(t *testing.T) {
+	s, _ := cluster(t, strings.Replace(fourSubnets, "5s", "30s", 1))
+	p := newProxy(t, s.Endpoint)
+	h := newHost(t, "n1", "http://"+p.Addr())
+	d := h.start()
+	v := d.waitHeld()
+	d.stop()
+	p.Cut()
+	d = h.start()
+	w := d.wait("unproven", func(v View) bool { return v.State == api.StateUnproven })
+	if w.Holding.Subnets() != v.Holding.Subnets() || !w.InDate(bootClock()) || w.Network == nil {
+		t.Errorf("after a restart with etcd away: %s, deadline %s, now %s", w.Holding.Subnets(), w.Deadline, bootClock())
+	}
+	p.Restore()
+	if w := d.waitHeld(); w.Holding.LeaseID() != v.Holding.LeaseID() {
+		t.Errorf("lease %x after etcd came back, want %x", w.Holding.LeaseID(), v.Holding.LeaseID())
+	}
+}
+
+func TestAnotherBootStartsAnew(t *testing.T) {
+	s, c := cluster(t, fourSubnets)
+	h := newHost(t, "n1", s.Endpoint)
+	d := h.start()
+	v := d.waitHeld()
+	d.stop()
+	h.boot, h.fence = "later", &register{}
+	w := h.start().waitHeld()
+	if w.Holding.Subnets() == v.Holding.Subnets() && w.Holding.LeaseID() == v.Holding.LeaseID() {
+		t.Error("a key of another boot was resumed by its UID alone")
+	}
+	if kv := etcdtest.Get(t, c, NewKeys(prefix).Subnet(v.Holding.Subnets())).Kvs; len(kv) == 1 && kv[0].Version != 1 {
+		t.Errorf("the key of the other boot was written: %v", kv)
+	}
+}
+
+func TestUnbornClusterWaitsAndSaysSo(t *testing.T) {
+	s := etcdtest.Start(t)
+	d := newHost(t, "n1", s.Endpoint).start()
+	v := d.wait("waiting", func(v View) bool { return v.State == api.StateWaiting })
+	if !strings.Contains(v.Reason, "tenurectl init") {
+		t.Errorf("reason %q does not say what to do", v.Reason)
+	}
+	if _, err := Init(t.Context(), s.Client(t), prefix, []byte(fourSubnets)); err != nil {
+		t.Fatal(err)
+	}
+	d.waitHeld()
+}
+
+func TestInitBirthsOnceAndAdoptsFlannelsConfig(t *testing.T) {
+	s := etcdtest.Start(t)
+	c := s.Client(t)
+	k := NewKeys("/coreos.com/network")
+	if _, err := c.Put(t.Context(), k.Config(), `{"Network":"10.5.0.0/16"}`); err != nil {
+		t.Fatal(err)
+	}
+	b, err := Init(t.Context(), c, "/coreos.com/network", []byte(fourSubnets))
+	if err != nil || !b.Adopted || string(b.Config) != `{"Network":"10.5.0.0/16"}` {
+		t.Errorf("flannel's prefix: %+v, %v", b, err)
+	}
+	again, err := Init(t.Context(), c, "/coreos.com/network", []byte(fourSubnets))
+	if err != nil || again.Created || again.Adopted || again.Store != b.Store {
+		t.Errorf("the second init changed something: %+v, %v", again, err)
+	}
+}
+
+func TestBadConfigIsRefusedAndTheLastGoodOneStays(t *testing.T) {
+	s, c := cluster(t, fourSubnets)
+	d := newHost(t, "n1", s.Endpoint).start()
+	v := d.waitHeld()
+	for _, bad := range []string{`{`, `{"Network":"10.5.0.0/22","SubnetLen":26}`, `{"Network":"10.9.0.0/22"}`} {
+		if _, err := c.Put(t.Context(), NewKeys(prefix).Config(), bad); err != nil {
+			t.Fatal(err)
+		}
+		w := d.wait("config-refused", func(v View) bool { return hasProblem(v, "config-refused") })
+		if *w.Network != *v.Network || w.Holding.Subnets() != v.Holding.Subnets() {
+			t.Errorf("%s: network %+v, subnet %s", bad, w.Network, w.Holding.Subnets())
+		}
+		if _, err := c.Put(t.Context(), NewKeys(prefix).Config(), fourSubnets); err != nil {
+			t.Fatal(err)
+		}
+		d.wait("config good again", func(v View) bool { return !hasProblem(v, "config-refused") })
+	}
+}
+
+func TestPoolOfExactlyAsManySubnetsAsNodes(t *testing.T) {
+	const nodes = 16
+	s, c := cluster(t, `{"Network":"10.5.0.0/20","SubnetLen":24,"LeaseTTL":"60s"}`)
+	var all []*daemon
+	for i := range nodes {
+		all = append(all, newHost(t, fmt.Sprint("n", i), s.Endpoint).start())
+	}
+	seen := map[Subnets]bool{}
+	for _, d := range all {
+		v := d.waitHeld()
+		if seen[v.Holding.Subnets()] {
+			t.Fatalf("%s is held twice", v.Holding.Subnets())
+		}
+		seen[v.Holding.Subnets()] = true
+	}
+	late := newHost(t, "late", s.Endpoint).start()
+	v := late.wait("no-free-subnet", func(v View) bool { return hasProblem(v, "no-free-subnet") })
+	if v.State != api.StateWaiting || !strings.Contains(v.Reason, "16") {
+		t.Errorf("state %s, reason %q", v.State, v.Reason)
+	}
+	first := all[0].View().Holding
+	all[0].stop()
+	if _, err := c.Revoke(t.Context(), first.LeaseID()); err != nil {
+		t.Fatal(err)
+	}
+	if w := late.waitHeld(); w.Holding.Subnets() != first.Subnets() {
+		t.Errorf("the late node took %s, want the freed %s", w.Holding.Subnets(), first.Subnets())
+	}
+}
+
+// TestO1: the watch's start revision is compacted away while the client is
+// cut off, and the own lease is revoked in the gap.
+func TestO1(t *testing.T) {
+	s, c := cluster(t, fourSubnets)
+	p := newProxy(t, s.Endpoint)
+	h := newHost(t, "n1", "http://"+p.Addr())
+	d := h.start()
+	v := d.waitHeld()
+	peer := newHost(t, "n2", s.Endpoint).start()
+	peer.waitHeld()
+	d.wait("the peer", func(v View) bool { return len(v.Snapshot.Entries) == 2 })
+
+	p.Cut()
+	d.wait("unproven", func(v View) bool { return v.State == api.StateUnproven })
+	lines := h.log.total()
+	if _, err := c.Revoke(t.Context(), v.Holding.LeaseID()); err != nil {
+		t.Fatal(err)
+	}
+	gone := peer.View().Holding
+	peer.stop()
+	if _, err := c.Revoke(t.Context(), gone.LeaseID()); err != nil {
+		t.Fatal(err)
+	}
+	put, err := c.Put(t.Context(), NewKeys(prefix).All()+"noise", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Compact(t.Context(), put.Header.Revision); err != nil {
+		t.Fatal(err)
+	}
+	p.Restore()
+
+	w := d.wait("held under a new lease and the peer gone", func(w View) bool {
+		return w.State == api.StateHeld && w.Holding.LeaseID() != v.Holding.LeaseID() && len(w.Snapshot.Entries) == 1
+	})
+	if w.Holding.Subnets() != v.Holding.Subnets() {
+		t.Errorf("took %s, want %s again", w.Holding.Subnets(), v.Holding.Subnets())
+	}
+	if n := h.log.lines("compaction"); n > 2 {
+		t.Errorf("%d lines about the compaction, want at most 2", n)
+	}
+	if n := h.log.total() - lines; n > 10 {
+		t.Errorf("%d log lines for one outage", n)
+	}
+	// The watch goes on from the new list.
+	reserve(t, c, v.Holding.Subnets(), "n1")
+	d.wait("an event after the new list", func(v View) bool { return len(v.Snapshot.Reservations) == 1 })
+}
+
+func hasProblem(v View, code string) bool {
+	for _, p := range v.Problems {
+		if p.Code == code {
+			return true
+		}
+	}
+	return false
+}
+
+func newProxy(t *testing.T, endpoint string) *proxy.Proxy {
+	t.Helper()
+	p, err := proxy.New(strings.TrimPrefix(endpoint, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+func TestDamagedMemoryIsSetAside(t *testing.T) {
+	for _, text := range []string{"", "{", "null", `{"version":1}`} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "node.json")
+		if err := writeFile(path, text); err != nil {
+			t.Fatal(err)
+		}
+		f, err := OpenMemory(dir, "")
+		if err != nil || f.Get().UID == "" || f.SetAside == "" {
+			t.Errorf("%q: %+v, %v", text, f, err)
+		}
+	}
+	dir := t.TempDir()
+	if err := writeFile(filepath.Join(dir, "node.json"), `{"version":99,"uid":"u"}`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenMemory(dir, ""); !errors.Is(err, ErrNewerMemory) {
+		t.Errorf("a newer node.json: %v", err)
+	}
+}
+
+func writeFile(path, text string) error { return os.WriteFile(path, []byte(text), 0o600) }

@@ -1,0 +1,136 @@
+package lease
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/google/renameio/v2"
+	"github.com/google/uuid"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Memory is <state-dir>/node.json: who this node is and what it remembers.
+// Everything but the UID is a hint: it says which key to ask etcd about, and
+// is never written over what etcd answers.
+type Memory struct {
+	Version int `json:"version"`
+	// UID is the node's identity; it is made once and kept.
+	UID string `json:"uid"`
+	// ProductUUID is the machine's own; where it differs, the state directory
+	// was copied to another machine and a new UID is made.
+	ProductUUID string `json:"productUUID,omitempty"`
+	// Boot is the boot in which Held was last proven.
+	Boot string `json:"boot,omitempty"`
+	// Held is the subnet held last, nil before the first.
+	Held *MemoryOfHolding `json:"held,omitempty"`
+	// Store is the identity of the store last believed.
+	Store string `json:"store,omitempty"`
+	// ClusterID is etcd's own identity, as in the header of that answer.
+	ClusterID uint64 `json:"clusterID,omitempty"`
+	// Revision is the highest one seen in that store.
+	Revision int64 `json:"revision,omitempty"`
+	// Config is the last good network config.
+	Config json.RawMessage `json:"config,omitempty"`
+}
+
+// MemoryOfHolding is what is needed to ask about a Holding again.
+type MemoryOfHolding struct {
+	Subnet         string           `json:"subnet"`
+	Lease          clientv3.LeaseID `json:"lease"`
+	CreateRevision int64            `json:"createRevision"`
+	ModRevision    int64            `json:"modRevision"`
+	TTLSeconds     int64            `json:"ttlSeconds"`
+	Record         Record           `json:"record"`
+}
+
+// memoryVersion is the form this code writes.
+const memoryVersion = 1
+
+// ErrNewerMemory says that a later Tenure wrote node.json.
+var ErrNewerMemory = errors.New("written by a later version of Tenure")
+
+// OpenMemory reads node.json in dir, or makes it: with a UID of its own where
+// there is none, or where the machine is another one than the file says. A
+// damaged file is set aside and replaced, which costs the node its subnet but
+// never somebody else's. The error is of the file system, or ErrNewerMemory.
+func OpenMemory(dir, productUUID string) (*MemoryFile, error) {
+	f := &MemoryFile{path: filepath.Join(dir, "node.json")}
+	b, err := os.ReadFile(f.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("read %s: %w", f.path, err)
+	default:
+		if err := f.load(b); err != nil {
+			return nil, err
+		}
+	}
+	if f.m.UID != "" && (f.m.ProductUUID == productUUID || productUUID == "" || f.m.ProductUUID == "") {
+		return f, nil
+	}
+	f.m = Memory{UID: uuid.NewString(), ProductUUID: productUUID, Config: f.m.Config}
+	return f, f.Save(f.m)
+}
+
+// MemoryFile is node.json. It is used by one goroutine at a time.
+type MemoryFile struct {
+	path string
+	m    Memory
+	// SetAside is where a damaged file went, empty if there was none.
+	SetAside string
+}
+
+func (f *MemoryFile) load(b []byte) error {
+	var m Memory
+	if err := json.Unmarshal(b, &m); err != nil || m.UID == "" {
+		f.SetAside = f.path + ".damaged"
+		if err := os.Rename(f.path, f.SetAside); err != nil {
+			return fmt.Errorf("set damaged %s aside: %w", f.path, err)
+		}
+		return nil
+	}
+	if m.Version > memoryVersion {
+		return fmt.Errorf("%s has version %d, this Tenure knows %d: %w", f.path, m.Version, memoryVersion, ErrNewerMemory)
+	}
+	f.m = m
+	return nil
+}
+
+// Get is what is remembered.
+func (f *MemoryFile) Get() Memory { return f.m }
+
+// Save writes m durably and atomically; what Get returns changes even if the
+// disk refuses, for the running process knows better than the file.
+func (f *MemoryFile) Save(m Memory) error {
+	m.Version = memoryVersion
+	f.m = m
+	b, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", f.path, err)
+	}
+	if err := renameio.WriteFile(f.path, append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", f.path, err)
+	}
+	return nil
+}
+
+// remember keeps a holding for the next start.
+func (m Memory) remember(h Holding, boot string) Memory {
+	m.Boot = boot
+	m.Held = &MemoryOfHolding{Subnet: h.subnets.Key(), Lease: h.lease, CreateRevision: h.create,
+		ModRevision: h.mod, TTLSeconds: int64(h.ttl.Seconds()), Record: h.record}
+	return m
+}
+
+// last is the subnet held last; false if there is none or it cannot be read.
+func (m Memory) last() (Subnets, bool) {
+	if m.Held == nil {
+		return Subnets{}, false
+	}
+	s, err := ParseSubnets(m.Held.Subnet)
+	return s, err == nil
+}

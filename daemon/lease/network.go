@@ -1,0 +1,83 @@
+package lease
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/api"
+)
+
+// judgeLocked takes the config of a new snapshot into force, or says why not:
+// then the last good one stays. A config is judged as a whole, against every
+// subnet that anybody holds and against this machine.
+func (e *Engine) judgeLocked(s *Snapshot) {
+	if s.Config.ModRevision == 0 {
+		return // the last good one stays in force
+	}
+	n, err := e.judge(s)
+	if err != nil {
+		if _, known := e.problems["config-refused"]; !known {
+			e.log.Error("network config refused, the last good one stays in force", "error", err)
+		}
+		e.problems.add("config-refused", api.SeverityError, "the network config in etcd is refused: "+err.Error(),
+			"repair the key config; the last good config stays in force meanwhile", time.Time{})
+		return
+	}
+	delete(e.problems, "config-refused")
+	if e.network != nil && *e.network == *n {
+		return
+	}
+	e.log.Info("network config in force", "network", networkName(*n), "leaseTTL", n.LeaseTTL)
+	e.network = n
+	if e.held != nil {
+		if err := e.fence.Set(e.held.subnets, networkPair(*n)); err != nil {
+			e.log.Error("the fence did not take the new network", "error", err)
+		}
+	}
+}
+
+func (e *Engine) judge(s *Snapshot) (*conf.Network, error) {
+	if s.Config.ModRevision == 0 {
+		return nil, errNotJudged
+	}
+	n, _, err := conf.ParseNetwork(s.Config.Value)
+	if err != nil {
+		return nil, err
+	}
+	var faults conf.Faults
+	for _, entry := range s.Entries {
+		faults = append(faults, conf.Judge(n, entry.Subnets.All())...)
+	}
+	if len(faults) > 0 {
+		return nil, faults
+	}
+	if e.cfg.Judge != nil {
+		if err := e.cfg.Judge(n); err != nil {
+			return nil, err
+		}
+	}
+	return &n, nil
+}
+
+// networkInForce is what decide asks: the config of this very snapshot, for
+// two nodes with different last good configs would not share one grid.
+func (e *Engine) networkInForce(s *Snapshot) func() (*conf.Network, error) {
+	return func() (*conf.Network, error) { return e.judge(s) }
+}
+
+// networkPair is the network as the fence wants it.
+func networkPair(n conf.Network) Subnets {
+	return Subnets{V4: n.Network, V6: n.IPv6Network}
+}
+
+func networkName(n conf.Network) string {
+	var parts []string
+	for _, p := range []netip.Prefix{n.Network, n.IPv6Network} {
+		if p.IsValid() {
+			parts = append(parts, p.String())
+		}
+	}
+	return strings.Join(parts, " & ")
+}

@@ -1,0 +1,164 @@
+package lease
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Entry is one subnet key as etcd has it.
+type Entry struct {
+	Subnets
+	Record
+	Lease          clientv3.LeaseID
+	CreateRevision int64
+	ModRevision    int64
+}
+
+// Versioned is a value with the revision of its last change; 0 is absent.
+type Versioned[T any] struct {
+	Value       T
+	ModRevision int64
+}
+
+// Snapshot is everything under the prefix at one revision. It is immutable.
+type Snapshot struct {
+	// Revision is the store's, from the header of the answer or of the event.
+	Revision int64
+	// ClusterID is etcd's own, from the same header.
+	ClusterID uint64
+	// Config is the raw network config; it is judged where it is used.
+	Config Versioned[[]byte]
+	Store  Versioned[Store]
+	Settle int64 // ModRevision of the settle key, 0 = absent
+	// Entries are the subnet keys, sorted by name.
+	Entries      []Entry
+	Owners       map[string]Versioned[Owner]       // by ownerKey
+	Reservations map[string]Versioned[Reservation] // by ownerKey
+	// Faults are the keys that could not be read, named for status.
+	Faults []string
+}
+
+// Entry finds the record of exactly these subnets.
+func (s *Snapshot) Entry(sub Subnets) (Entry, bool) {
+	i, ok := slices.BinarySearchFunc(s.Entries, sub.Key(), func(e Entry, k string) int {
+		return cmp.Compare(e.Key(), k)
+	})
+	if !ok {
+		return Entry{}, false
+	}
+	return s.Entries[i], true
+}
+
+// MaxEpoch is the highest epoch seen for the subnets, in records or owners.
+func (s *Snapshot) MaxEpoch(sub Subnets) int64 {
+	o := s.Owners[sub.ownerKey()].Value
+	highest := o.Epoch
+	for _, t := range o.History {
+		highest = max(highest, t.Epoch)
+	}
+	if e, ok := s.Entry(sub); ok {
+		highest = max(highest, e.Tenant().Epoch)
+	}
+	return highest
+}
+
+// mirror is the watched range, decoded once per change. It is not safe for
+// concurrent use; the snapshots it makes are.
+type mirror struct {
+	keys Keys
+	kv   map[string]item
+}
+
+// item is one decoded key. A value that cannot be decoded still counts: its
+// subnet is taken, its reservation is somebody else's.
+type item struct {
+	value any // Entry, Versioned[...] or int64 (settle); nil for a foreign key
+	fault string
+}
+
+func newMirror(k Keys) *mirror { return &mirror{keys: k, kv: map[string]item{}} }
+
+// reset replaces everything by one list.
+func (m *mirror) reset(kvs []*mvccpb.KeyValue) {
+	m.kv = make(map[string]item, len(kvs))
+	for _, kv := range kvs {
+		m.put(kv)
+	}
+}
+
+func (m *mirror) put(kv *mvccpb.KeyValue) {
+	v, err := m.parse(kv)
+	it := item{value: v}
+	if err != nil {
+		it.fault = fmt.Sprintf("%s: %v", kv.Key, err)
+	}
+	m.kv[string(kv.Key)] = it
+}
+
+func (m *mirror) remove(key string) { delete(m.kv, key) }
+
+func (m *mirror) parse(kv *mvccpb.KeyValue) (any, error) {
+	key := string(kv.Key)
+	switch {
+	case key == m.keys.Config():
+		return Versioned[[]byte]{kv.Value, kv.ModRevision}, nil
+	case key == m.keys.Store():
+		s, err := decode[Store]("store", kv.Value)
+		return Versioned[Store]{s, kv.ModRevision}, err
+	case key == m.keys.Settle():
+		return kv.ModRevision, nil
+	case strings.HasPrefix(key, m.keys.owners()):
+		o, err := decode[Owner]("owner", kv.Value)
+		return Versioned[Owner]{o, kv.ModRevision}, err
+	case strings.HasPrefix(key, m.keys.reservations()):
+		r, err := decode[Reservation]("reservation", kv.Value)
+		return Versioned[Reservation]{r, kv.ModRevision}, err
+	case strings.HasPrefix(key, m.keys.subnets()):
+		return parseEntry(strings.TrimPrefix(key, m.keys.subnets()), kv)
+	}
+	return nil, nil // somebody else's key under our prefix
+}
+
+func parseEntry(name string, kv *mvccpb.KeyValue) (any, error) {
+	sub, err := ParseSubnets(name)
+	if err != nil {
+		return nil, err
+	}
+	e := Entry{Subnets: sub, Lease: clientv3.LeaseID(kv.Lease), CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision}
+	e.Record, err = DecodeRecord(kv.Value)
+	return e, err
+}
+
+// snapshot assembles what the mirror holds.
+func (m *mirror) snapshot(revision int64, cluster uint64) *Snapshot {
+	s := &Snapshot{Revision: revision, ClusterID: cluster,
+		Owners: map[string]Versioned[Owner]{}, Reservations: map[string]Versioned[Reservation]{}}
+	for _, key := range slices.Sorted(maps.Keys(m.kv)) {
+		it := m.kv[key]
+		if it.fault != "" {
+			s.Faults = append(s.Faults, it.fault)
+		}
+		switch v := it.value.(type) {
+		case Versioned[[]byte]:
+			s.Config = v
+		case Versioned[Store]:
+			s.Store = v
+		case int64:
+			s.Settle = v
+		case Versioned[Owner]:
+			s.Owners[strings.TrimPrefix(key, m.keys.owners())] = v
+		case Versioned[Reservation]:
+			s.Reservations[strings.TrimPrefix(key, m.keys.reservations())] = v
+		case Entry:
+			s.Entries = append(s.Entries, v)
+		}
+	}
+	slices.SortFunc(s.Entries, func(a, b Entry) int { return cmp.Compare(a.Key(), b.Key()) })
+	return s
+}

@@ -1,0 +1,225 @@
+package lease
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/api"
+)
+
+// View is what the engine knows at one instant, as a value.
+type View struct {
+	State  api.State
+	Reason string
+	// Held says whether Holding is set: held, unproven and fenced have one.
+	Held    bool
+	Holding Holding
+	// Deadline is the CLOCK_BOOTTIME at which the kernel closes by itself.
+	Deadline time.Duration
+	// LastProof is the CLOCK_BOOTTIME from before the last proof was asked
+	// for; 0 if this process has none.
+	LastProof time.Duration
+	// Former is the subnet that was lost and not replaced yet.
+	Former Subnets
+	// Network is the config in force, nil before the first.
+	Network *conf.Network
+	// Snapshot is what etcd had last, nil before the first answer.
+	Snapshot *Snapshot
+	Problems []api.Problem
+}
+
+// InDate reports whether pods may be given addresses of the holding now.
+func (v View) InDate(now time.Duration) bool { return v.Held && now < v.Deadline }
+
+// View returns the present one.
+func (e *Engine) View() View {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.viewLocked()
+}
+
+// Changed returns the present View and a channel that is closed at the next
+// change. A deadline that passes is no change: compare it with the clock.
+func (e *Engine) Changed() (View, <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.viewLocked(), e.changed
+}
+
+// Client is the etcd client, nil before there is one. It is for reading.
+func (e *Engine) Client() *clientv3.Client {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.client
+}
+
+func (e *Engine) viewLocked() View {
+	now := e.cfg.Clock()
+	v := View{Former: e.former, Network: e.network, Snapshot: e.snapshot}
+	if e.held != nil {
+		v.Held, v.Holding, v.Deadline, v.LastProof = true, e.held.Holding, e.held.deadline, e.held.lastProof
+	}
+	v.State, v.Reason = e.stateLocked(now)
+	v.Problems = e.problemsLocked(v, now)
+	return v
+}
+
+// stateLocked names the node's standing and says it in words.
+func (e *Engine) stateLocked(now time.Duration) (api.State, string) {
+	h := e.held
+	switch {
+	case e.refused != "":
+		return api.StateRefused, e.refused
+	case h == nil && !e.former.IsZero():
+		return api.StateLost, e.waiting
+	case h == nil && e.etcdErr != nil:
+		return api.StateStarting, e.awayText()
+	case h == nil && !e.started:
+		return api.StateStarting, "etcd has not answered yet"
+	case h == nil:
+		return api.StateWaiting, e.waiting
+	case now >= h.deadline && h.unproven != nil:
+		return api.StateFenced, fmt.Sprintf("the overlay of %s is closed: no proof from etcd before the deadline (%v)", h.subnets, h.unproven)
+	case now >= h.deadline:
+		return api.StateFenced, fmt.Sprintf("the overlay of %s is closed: the deadline passed", h.subnets)
+	case h.unproven != nil:
+		return api.StateUnproven, fmt.Sprintf("no proof from etcd since %s; everything goes on for another %s (%v)",
+			h.since.UTC().Format(time.RFC3339), (h.deadline - now).Round(time.Second), h.unproven)
+	}
+	return api.StateHeld, ""
+}
+
+func (e *Engine) awayText() string {
+	return fmt.Sprintf("etcd does not answer since %s: %v", e.etcdDown.UTC().Format(time.RFC3339), e.etcdErr)
+}
+
+// problemsLocked adds what follows from the state to what has been noted.
+func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
+	all := maps.Clone(e.problems)
+	if e.etcdErr != nil {
+		text := e.awayText()
+		if v.Held {
+			text += fmt.Sprintf("; pods are served for another %s", max(0, v.Deadline-now).Round(time.Second))
+		}
+		all.add("etcd-unreachable", api.SeverityError, text,
+			"check that the endpoints in --etcd-endpoints are up and reachable from this node; the daemon goes on by itself", e.etcdDown)
+	}
+	if v.State == api.StateFenced {
+		all.add("fenced", api.SeverityError, v.Reason, "restore the connection to etcd; the fence opens with the next proof", e.heldSince())
+	}
+	if v.State == api.StateLost {
+		all.add("lost", api.SeverityError, v.Reason, "drain the stranded pods of this node; a new subnet is taken as soon as one is free", time.Time{})
+	}
+	if v.Snapshot != nil && len(v.Snapshot.Faults) > 0 {
+		all.add("bad-record", api.SeverityWarning, "skipped in etcd: "+strings.Join(v.Snapshot.Faults, "; "),
+			"look at the named keys with etcdctl get", time.Time{})
+	}
+	return slices.SortedFunc(maps.Values(all), func(a, b api.Problem) int { return cmp.Compare(a.Code, b.Code) })
+}
+
+func (e *Engine) heldSince() time.Time {
+	if e.held == nil {
+		return time.Time{}
+	}
+	return e.held.since
+}
+
+// problems are those that stand, by code.
+type problems map[string]api.Problem
+
+func (p problems) add(code, severity, text, fix string, since time.Time) {
+	if since.IsZero() {
+		since = time.Now()
+	}
+	at := since.UTC().Format(time.RFC3339)
+	if old, ok := p[code]; ok {
+		at = old.Since
+	}
+	p[code] = api.Problem{Code: code, Severity: severity, Text: text, Since: at, Fix: fix}
+}
+
+func (e *Engine) problem(severity, code, text, fix string) {
+	e.update(func() { e.problems.add(code, severity, text, fix, time.Time{}) })
+}
+
+func (e *Engine) clear(code string) {
+	e.update(func() { delete(e.problems, code) })
+}
+
+// Refuse puts the node into the state refused until it is called with "": the
+// machine cannot fence, so Run must not be called yet.
+func (e *Engine) Refuse(why string) { e.update(func() { e.refused = why }) }
+
+// update changes fields and tells everybody who waits in Changed.
+func (e *Engine) update(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f()
+	e.signal()
+}
+
+func (e *Engine) signal() {
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+// nudge makes the loop act before its timer.
+func (e *Engine) nudge() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (e *Engine) tenancy() *tenancy {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.held
+}
+
+func (e *Engine) lostSubnet() Subnets {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.former
+}
+
+func (e *Engine) inForce() *conf.Network {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.network
+}
+
+func (e *Engine) unreachable(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.unreachableLocked(err)
+	e.signal()
+}
+
+func (e *Engine) unreachableLocked(err error) {
+	if e.etcdErr == nil {
+		e.etcdDown = time.Now()
+		e.log.Warn("etcd does not answer, trying on", "error", err)
+	}
+	e.etcdErr = err
+}
+
+func (e *Engine) reachable() { e.update(e.reachableLocked) }
+
+func (e *Engine) reachableLocked() {
+	if e.etcdErr != nil {
+		e.log.Info("etcd answers again", "after", time.Since(e.etcdDown).Round(time.Millisecond))
+	}
+	e.etcdErr = nil
+}
+
+// errNotJudged says that there is no config that could have been judged.
+var errNotJudged = errors.New("there is no network config")

@@ -1,0 +1,164 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Watcher keeps a whole Snapshot of the prefix. It lists, watches from the
+// list's revision + 1, and lists again whenever the watch ends: by compaction,
+// by a lost leader, by an error, and at least every resync period.
+type Watcher struct {
+	client *clientv3.Client
+	keys   Keys
+	log    *slog.Logger
+	call   time.Duration
+	resync time.Duration
+	onNew  func(*Snapshot)
+
+	mu     sync.Mutex
+	latest *Snapshot
+	err    error     // of the last list or watch, nil while watching
+	since  time.Time // when err began
+}
+
+// resyncEvery bounds how long a lost event can go unnoticed.
+const resyncEvery = 4 * time.Minute
+
+// NewWatcher returns a watcher that calls onNew from its Run with every new
+// Snapshot, in order of revision.
+func NewWatcher(c *clientv3.Client, k Keys, log *slog.Logger, onNew func(*Snapshot)) *Watcher {
+	return &Watcher{client: c, keys: k, log: log, call: maxCall, resync: resyncEvery, onNew: onNew}
+}
+
+// Latest is the newest snapshot, nil before the first list.
+func (w *Watcher) Latest() *Snapshot {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.latest
+}
+
+// Err is why there is no watch right now and since when; nil while there is.
+func (w *Watcher) Err() (error, time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err, w.since
+}
+
+// Run lists and watches until ctx ends. It never gives up.
+func (w *Watcher) Run(ctx context.Context) {
+	pause := newPause()
+	for ctx.Err() == nil {
+		err := w.once(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil { // the resync period, or a compaction: nothing is wrong
+			pause.Reset()
+			continue
+		}
+		w.fail(err)
+		wait(ctx, pause.NextBackOff())
+	}
+}
+
+// once is one list and the watch that follows it. It returns nil when the
+// watch has to begin again from a list without anything being wrong.
+func (w *Watcher) once(ctx context.Context) error {
+	m := newMirror(w.keys)
+	snap, err := list(ctx, w.client, m, w.call)
+	if err != nil {
+		return err
+	}
+	w.publish(snap)
+
+	wctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), jitter(w.resync))
+	defer cancel()
+	events := w.client.Watch(wctx, w.keys.All(), clientv3.WithPrefix(), clientv3.WithRev(snap.Revision+1))
+	for resp := range events {
+		if resp.CompactRevision != 0 {
+			w.log.Info("watch fell behind a compaction, listing again", "compacted", resp.CompactRevision)
+			return nil
+		}
+		if err := resp.Err(); err != nil {
+			return fmt.Errorf("watch %s: %w", w.keys.All(), err)
+		}
+		if len(resp.Events) == 0 {
+			continue
+		}
+		// The header's revision is the member's own and may lag or lead; what
+		// the events say is what this snapshot shows.
+		revision := int64(0)
+		for _, ev := range resp.Events {
+			revision = max(revision, ev.Kv.ModRevision)
+			if ev.Type == clientv3.EventTypeDelete {
+				m.remove(string(ev.Kv.Key))
+			} else {
+				m.put(ev.Kv)
+			}
+		}
+		w.publish(m.snapshot(revision, resp.Header.ClusterId))
+	}
+	if wctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("watch %s: the stream ended", w.keys.All())
+}
+
+// list reads the whole prefix at one revision. It is linearizable: a
+// serializable read may come from a member that is cut off.
+func list(ctx context.Context, c *clientv3.Client, m *mirror, timeout time.Duration) (*Snapshot, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	resp, err := c.Get(ctx, m.keys.All(), clientv3.WithPrefix())
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", m.keys.All(), err)
+	}
+	m.reset(resp.Kvs)
+	return m.snapshot(resp.Header.Revision, resp.Header.ClusterId), nil
+}
+
+func (w *Watcher) publish(s *Snapshot) {
+	w.mu.Lock()
+	if w.err != nil {
+		w.log.Info("etcd answers again", "after", time.Since(w.since).Round(time.Millisecond), "revision", s.Revision)
+	}
+	w.latest, w.err = s, nil
+	w.mu.Unlock()
+	w.onNew(s)
+}
+
+func (w *Watcher) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err == nil {
+		w.since = time.Now()
+		w.log.Warn("etcd does not answer, trying on", "error", err)
+	}
+	w.err = err
+}
+
+// newPause is the wait between attempts: from 100 ms to 5 s, randomised.
+func newPause() *backoff.ExponentialBackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval = 100*time.Millisecond, 5*time.Second
+	return b
+}
+
+// wait pauses for d; false if ctx ended first.
+func wait(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
