@@ -18,9 +18,10 @@ type Daemon struct {
 	// NodeName is the node's name in its record.
 	NodeName string
 	// Ifaces are names or shell patterns of the underlay interface, the first
-	// match wins; empty takes the one that routes to etcd. Without PublicIP.
+	// match wins; empty takes the one that has PublicIP or routes to etcd.
 	Ifaces []string
-	// PublicIP is the underlay address; the zero Addr leaves it to Ifaces.
+	// PublicIP is the address to announce; the zero Addr takes the interface's.
+	// With Ifaces it need not be on this machine (1:1 NAT).
 	PublicIP netip.Addr
 
 	Etcd Etcd
@@ -28,9 +29,10 @@ type Daemon struct {
 	EtcdEmbedded       bool
 	EtcdEmbeddedListen string
 
-	// NewCluster births the cluster with NetworkConfig, which is nil without.
+	// NewCluster births the cluster with NetworkConfig: valid JSON as it was
+	// given, so that what was left to a default stays so; nil without.
 	NewCluster    bool
-	NetworkConfig *Network
+	NetworkConfig []byte
 
 	// RunDir, StateDir, Socket and SubnetFile are absolute, clean paths.
 	RunDir     string
@@ -77,7 +79,7 @@ func (f *daemonForm) flagSet() *pflag.FlagSet {
 	fs.StringVar(&f.Name, "name", "tenure", "first part of device and chain `name`s, 6 bytes at most; two instances need two")
 	fs.StringVar(&f.NodeName, "node-name", "", "this node's `name` in the cluster (default the host name)")
 	fs.StringSliceVar(&f.Ifaces, "iface", nil, "underlay interface by `NAME|PATTERN,...`, a shell pattern; the first match wins (default the one that routes to etcd)")
-	fs.StringVar(&f.publicIP, "public-ip", "", "underlay `address` of this node, instead of --iface")
+	fs.StringVar(&f.publicIP, "public-ip", "", "`address` this node announces; one that is not on it (1:1 NAT) needs --iface too")
 	f.Etcd.AddFlags(fs)
 	fs.BoolVar(&f.EtcdEmbedded, "etcd-embedded", false, "run one etcd server inside this process, for trying out and one-machine use")
 	fs.StringVar(&f.EtcdEmbeddedListen, "etcd-embedded-listen", DefaultEtcdEndpoint, "client `URL` of the embedded etcd")

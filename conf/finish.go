@@ -92,7 +92,7 @@ func (f *daemonForm) finishCluster(l *loader) {
 		l.fault(name, "%v", err)
 		return
 	}
-	n, warnings, err := ParseNetwork(b)
+	_, warnings, err := ParseNetwork(b)
 	for _, w := range warnings {
 		f.Warnings = append(f.Warnings, l.source(name)+": "+w)
 	}
@@ -103,7 +103,7 @@ func (f *daemonForm) finishCluster(l *loader) {
 		}
 		return
 	}
-	f.NetworkConfig = &n
+	f.NetworkConfig = b
 }
 
 // ReadNetworkConfig returns the JSON of a --network-config argument, which is
@@ -161,9 +161,6 @@ func (f *daemonForm) finishAddresses(l *loader) {
 			l.fault("public-ip", "%q is not a unicast IP address", f.publicIP)
 		}
 		f.PublicIP = a
-		if len(f.Ifaces) > 0 {
-			l.fault("public-ip", "excludes %s: give one of them", l.source("iface"))
-		}
 	}
 	if f.AddressCooldown < 0 {
 		l.fault("address-cooldown", "%s is negative", f.AddressCooldown)

@@ -1,0 +1,238 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/attach"
+	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/lease"
+	"github.com/tenure-cni/tenure/ipam"
+)
+
+// Time limits of the daemon's side, each below what the binary waits.
+const (
+	addTimeout = 25 * time.Second
+	// tenancyWait is how long an ADD waits for the first answer of etcd.
+	tenancyWait = 10 * time.Second
+	// bridgeWait is how long it waits for the data plane after that.
+	bridgeWait  = 10 * time.Second
+	undoTimeout = 5 * time.Second
+)
+
+// Add answers ADD of the plugin tenure.
+func (n *Node) Add(ctx context.Context, r *api.Request) *api.Response {
+	ctx, cancel := context.WithTimeout(ctx, addTimeout)
+	defer cancel()
+	result, err := n.add(ctx, r)
+	return n.answer("ADD", r, result, err)
+}
+
+func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error) {
+	c, err := parse(r)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := n.keys.lock(ctx, c.key)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	v, err := n.inDate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n.awaitBridge(ctx, v)
+
+	a, existed, err := n.allocate(c, v.Holding.Subnets(), attach.HostName(n.owner(c.key)))
+	if err != nil {
+		return nil, err
+	}
+	undo := func() {
+		if !existed {
+			n.undo(c.key)
+		}
+	}
+	ep, err := n.cfg.Interfaces.Add(ctx, c.netns, n.want(a))
+	if err != nil {
+		undo()
+		return nil, fmt.Errorf("attach %s: %w", c.key, err)
+	}
+	n.touched()
+	if err := n.still(ctx, v, existed); err != nil {
+		undo()
+		return nil, err
+	}
+	result, err := n.result(c, a, ep)
+	if err != nil {
+		undo()
+		return nil, err
+	}
+	return result, nil
+}
+
+// inDate waits for a holding whose deadline has not passed. While the daemon
+// has yet to hear from etcd it waits; where it knows that there is nothing to
+// be had now, it says why at once.
+func (n *Node) inDate(ctx context.Context) (lease.View, error) {
+	ctx, cancel := context.WithTimeout(ctx, tenancyWait)
+	defer cancel()
+	for {
+		v, changed := n.cfg.Tenancy.Changed()
+		if v.InDate(n.cfg.Clock()) {
+			return v, nil
+		}
+		if v.State != api.StateStarting && v.State != api.StateLost {
+			return v, notHeld(v)
+		}
+		select {
+		case <-ctx.Done():
+			return v, notHeld(v)
+		case <-changed:
+		}
+	}
+}
+
+func notHeld(v lease.View) error {
+	return cniError(api.CodeTryAgain, "this node may not give out addresses now: it is %s: %s; try again later, see tenurectl status", v.State, v.Reason)
+}
+
+// awaitBridge waits once per subnet until the data plane is complete. What is
+// missing after that time, a peer for instance, does not keep pods from
+// starting: if it is the bridge, attaching says so.
+func (n *Node) awaitBridge(ctx context.Context, v lease.View) {
+	held := v.Holding.Subnets()
+	n.mu.Lock()
+	ready := n.ready == held
+	n.mu.Unlock()
+	if ready {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, bridgeWait)
+	defer cancel()
+	if err := n.cfg.Plane.WaitConverged(ctx); err != nil {
+		n.cfg.Log.Warn("data plane not complete yet", "subnet", held, "error", err)
+		return
+	}
+	n.mu.Lock()
+	n.ready = held
+	n.mu.Unlock()
+}
+
+// allocate puts one address per family on record.
+func (n *Node) allocate(c call, held lease.Subnets, host string) (ipam.Allocation, bool, error) {
+	var asks []ipam.Ask
+	for _, p := range held.All() {
+		asks = append(asks, ipam.Ask{Subnet: p, Want: c.requested(p)})
+	}
+	a, existed, err := n.cfg.Ledger.Allocate(c.key, asks, func(a *ipam.Allocation) {
+		a.Netns, a.Host, a.IPAM = c.netns, host, host == ""
+		if c.conf.MAC != [6]byte{} {
+			a.MAC = dataplane.MAC(c.conf.MAC).String()
+		}
+	})
+	if err != nil {
+		return a, existed, fmt.Errorf("address for %s: %w", c.key, err)
+	}
+	return a, existed, nil
+}
+
+// still makes sure that the caller waits for the answer and that the address
+// is still this node's to give. An address that was given before is only
+// described again.
+func (n *Node) still(ctx context.Context, before lease.View, existed bool) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("the caller has gone: %w", err)
+	}
+	if existed {
+		return nil
+	}
+	now, _ := n.cfg.Tenancy.Changed()
+	if !now.InDate(n.cfg.Clock()) || now.Holding.LeaseID() != before.Holding.LeaseID() ||
+		now.Holding.Subnets() != before.Holding.Subnets() {
+		return notHeld(now)
+	}
+	return nil
+}
+
+// undo takes back what an ADD has done so far, on a context of its own: the
+// caller's may have ended, which is a reason for it.
+func (n *Node) undo(k ipam.Key) {
+	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	defer cancel()
+	if err := n.cfg.Interfaces.Del(ctx, attach.HostName(n.owner(k))); err != nil {
+		// The record stays with the link: the DEL that follows frees both.
+		n.cfg.Log.Error("undo of ADD failed", "key", k, "error", err)
+		return
+	}
+	n.cfg.Ledger.Release(k)
+	n.touched()
+}
+
+func (n *Node) owner(k ipam.Key) attach.Owner {
+	return attach.Owner{Instance: n.cfg.Instance, Network: k.Network, ContainerID: k.ContainerID, IfName: k.IfName}
+}
+
+// want is the interface that an allocation stands for.
+func (n *Node) want(a ipam.Allocation) attach.Want {
+	w := attach.Want{Owner: n.owner(a.Key), Addrs: a.Addresses, Bridge: bridgeName(n.cfg.Instance)}
+	for _, p := range a.Addresses {
+		w.Gateways = append(w.Gateways, ipam.Gateway(p.Masked()))
+	}
+	if u, ok := n.cfg.Underlay(); ok {
+		w.MTU = u.PodMTU(n.network())
+	}
+	if mac, err := parseMAC(a.MAC); err == nil {
+		w.MAC = mac
+	}
+	return w
+}
+
+// answer logs a failed call once and puts it into the wire's form.
+func (n *Node) answer(verb string, r *api.Request, result json.RawMessage, err error) *api.Response {
+	if err == nil {
+		return &api.Response{Result: result}
+	}
+	e := toCNI(err)
+	n.cfg.Log.Warn(verb+" failed", "container", r.ContainerID, "if", r.IfName, "code", e.Code, "error", e.Msg)
+	return &api.Response{Error: e}
+}
+
+// parseMAC reads what allocate wrote; "" is the zero MAC.
+func parseMAC(s string) (lease.MAC, error) {
+	var m lease.MAC
+	return m, m.UnmarshalText([]byte(s))
+}
+
+// addressesIn reports whether every address lies in a held subnet.
+func addressesIn(a ipam.Allocation, held lease.Subnets) bool {
+	for _, p := range a.Addresses {
+		if !covers(held, p) {
+			return false
+		}
+	}
+	return true
+}
+
+func covers(held lease.Subnets, p netip.Prefix) bool {
+	for _, s := range held.All() {
+		if s == p.Masked() {
+			return true
+		}
+	}
+	return false
+}
+
+// addresses lists them for people.
+func addresses(a ipam.Allocation) string {
+	var all []string
+	for _, p := range a.Addresses {
+		all = append(all, p.Addr().String())
+	}
+	return strings.Join(all, ", ")
+}

@@ -1,0 +1,104 @@
+package node
+
+import (
+	"context"
+
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/ipam"
+)
+
+// Check answers CHECK: the interface is as ADD left it when there is nothing
+// that ADD would do again.
+func (n *Node) Check(ctx context.Context, r *api.Request) *api.Response {
+	ctx, cancel := context.WithTimeout(ctx, addTimeout)
+	defer cancel()
+	return n.answer("CHECK", r, nil, n.check(ctx, r))
+}
+
+func (n *Node) check(ctx context.Context, r *api.Request) error {
+	c, a, err := n.recorded(r)
+	if err != nil {
+		return err
+	}
+	ops, err := n.cfg.Interfaces.Check(ctx, c.netns, n.want(a))
+	if err != nil {
+		return fmt.Errorf("check %s: %w", c.key, err)
+	}
+	if len(ops) > 0 {
+		var texts []string
+		for _, op := range ops {
+			texts = append(texts, op.String())
+		}
+		return cniError(api.CodeCheckDiffers, "%s is not as ADD left it; to restore it: %s", c.key, strings.Join(texts, "; "))
+	}
+	v, _ := n.cfg.Tenancy.Changed()
+	if v.Held && !addressesIn(a, v.Holding.Subnets()) || !v.Former.IsZero() {
+		return cniError(api.CodeCheckStranded, "%s has %s, which is not in this node's subnet (%s) any more: the pod is stranded, its overlay traffic is closed; restart it",
+			c.key, addresses(a), v.Holding.Subnets())
+	}
+	return nil
+}
+
+// recorded finds the allocation that a CHECK is about.
+func (n *Node) recorded(r *api.Request) (call, ipam.Allocation, error) {
+	c, err := parse(r)
+	if err != nil {
+		return c, ipam.Allocation{}, err
+	}
+	a, ok := n.cfg.Ledger.Get(c.key)
+	if !ok {
+		return c, a, cniError(api.CodeCheckDiffers, "%s has no address on record: it was never added, or has been deleted", c.key)
+	}
+	return c, a, promised(c, a)
+}
+
+// promised compares the result that the runtime remembers with the record.
+func promised(c call, a ipam.Allocation) error {
+	if len(c.conf.RawPrevResult) == 0 {
+		return nil
+	}
+	pc := c.conf.PluginConf
+	if err := version.ParsePrevResult(&pc); err != nil {
+		return cniError(api.CodeDecode, "prevResult: %v", err)
+	}
+	prev, err := current.NewResultFromResult(pc.PrevResult)
+	if err != nil {
+		return cniError(api.CodeDecode, "prevResult: %v", err)
+	}
+	for _, p := range a.Addresses {
+		if !slices.ContainsFunc(prev.IPs, func(ip *current.IPConfig) bool { return equal(ip.Address, ipNet(p)) }) {
+			return cniError(api.CodeCheckDiffers, "%s is on record with %s, which its result does not name", c.key, p)
+		}
+	}
+	return nil
+}
+
+func equal(a, b net.IPNet) bool { return a.IP.Equal(b.IP) && a.Mask.String() == b.Mask.String() }
+
+// Ready answers STATUS: nothing where an ADD would be served now.
+func (n *Node) Ready(_ context.Context, r *api.Request) *api.Response {
+	if _, err := parse(r); err != nil {
+		return &api.Response{Error: toCNI(err)}
+	}
+	v, _ := n.cfg.Tenancy.Changed()
+	switch {
+	case v.InDate(n.cfg.Clock()):
+		return &api.Response{}
+	case v.State == api.StateFenced, n.state(v) == api.StateLost:
+		return &api.Response{Error: &types.Error{Code: api.CodeNotReadyLimited, Msg: readyText(n.state(v), v.Reason)}}
+	}
+	return &api.Response{Error: &types.Error{Code: api.CodeNotReady, Msg: readyText(n.state(v), v.Reason)}}
+}
+
+func readyText(s api.State, reason string) string {
+	return fmt.Sprintf("tenured cannot serve pods: it is %s: %s", s, reason)
+}

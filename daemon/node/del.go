@@ -1,0 +1,100 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/attach"
+	"github.com/tenure-cni/tenure/ipam"
+)
+
+// delTimeout is below what the binary waits before it queues the DEL.
+const delTimeout = 7 * time.Second
+
+// Del answers DEL of the plugin tenure. It needs neither the namespace nor a
+// result of ADD: the key names the host end of the veth, and removing that end
+// removes both.
+func (n *Node) Del(ctx context.Context, r *api.Request) *api.Response {
+	// The work is finished even if the caller does not wait for it.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), delTimeout)
+	defer cancel()
+	return n.answer("DEL", r, nil, n.del(ctx, r, n.remove))
+}
+
+// del parses what there is to parse and frees the key.
+func (n *Node) del(ctx context.Context, r *api.Request, free func(context.Context, ipam.Key) error) error {
+	c, err := parse(r)
+	if errors.Is(err, conf.ErrDecode) {
+		return err
+	}
+	if err != nil {
+		n.cfg.Log.Warn("DEL goes on with a faulty configuration", "key", c.key, "error", err)
+	}
+	unlock, err := n.keys.lock(ctx, c.key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return free(ctx, c.key)
+}
+
+// remove deletes the interface, then frees the address. The key must be locked.
+func (n *Node) remove(ctx context.Context, k ipam.Key) error {
+	if err := n.cfg.Interfaces.Del(ctx, attach.HostName(n.owner(k))); err != nil && !errors.Is(err, attach.ErrForeignHost) {
+		return fmt.Errorf("detach %s: %w", k, err)
+	}
+	return n.free(ctx, k)
+}
+
+// free releases the address only.
+func (n *Node) free(_ context.Context, k ipam.Key) error {
+	if _, existed := n.cfg.Ledger.Release(k); existed {
+		n.touched()
+	}
+	return nil
+}
+
+// GC answers GC: every attachment of the network that the runtime does not
+// list is removed. Without a list, which is not an empty one, nothing is.
+func (n *Node) GC(ctx context.Context, r *api.Request) *api.Response {
+	return n.answer("GC", r, nil, n.gc(ctx, r, func(a ipam.Allocation) bool { return !a.IPAM }, n.remove))
+}
+
+func (n *Node) gc(ctx context.Context, r *api.Request, ours func(ipam.Allocation) bool, free func(context.Context, ipam.Key) error) error {
+	c, err := parse(r)
+	if err != nil {
+		return err
+	}
+	if c.conf.Attachments == nil {
+		n.cfg.Log.Info("GC without a list of valid attachments removes nothing", "network", c.conf.Name)
+		return nil
+	}
+	valid := map[types.GCAttachment]bool{}
+	for _, a := range *c.conf.Attachments {
+		valid[a] = true
+	}
+	var errs []error
+	for _, a := range n.cfg.Ledger.List() {
+		if a.Network != c.conf.Name || !ours(a) || valid[types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}] {
+			continue
+		}
+		errs = append(errs, n.collect(ctx, a.Key, free))
+	}
+	return errors.Join(errs...)
+}
+
+func (n *Node) collect(ctx context.Context, k ipam.Key, free func(context.Context, ipam.Key) error) error {
+	unlock, err := n.keys.lock(ctx, k)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	n.cfg.Log.Info("GC removes an attachment the runtime does not list", "key", k)
+	return free(ctx, k)
+}

@@ -1,0 +1,188 @@
+package node
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/lease"
+	"github.com/tenure-cni/tenure/ipam"
+)
+
+// Underlay is how this node reaches the others.
+type Underlay struct {
+	// Interface is the name of the underlay interface.
+	Interface string
+	// PublicIP is what the node announces; Local is the address on the
+	// interface that outer packets come from. They differ behind 1:1 NAT.
+	PublicIP, Local netip.Addr
+	// MTU is the interface's, in bytes.
+	MTU int
+}
+
+// vxlanOverhead is what vxlan over IPv4 adds to a packet, in bytes: outer
+// Ethernet 14, IP 20, UDP 8 and vxlan 8.
+const vxlanOverhead = 50
+
+// PodMTU is the largest packet of a pod, in bytes: what vxlan leaves of the
+// underlay's MTU, which the network config may lower or raise.
+func (u Underlay) PodMTU(n *conf.Network) int {
+	if n != nil && n.Backend.MTU > 0 {
+		return n.Backend.MTU - vxlanOverhead
+	}
+	return u.MTU - vxlanOverhead
+}
+
+func bridgeName(instance string) string { return instance + "0" }
+
+// Desired is the data plane as it should be: a pure function of what is held,
+// what the others announce, and which pods there are. It is false while there
+// is no network config, and so nothing to be wanted.
+func Desired(v lease.View, u Underlay, pods []ipam.Allocation, c Config) (dataplane.Desired, bool) {
+	if v.Network == nil {
+		return dataplane.Desired{}, false
+	}
+	d := dataplane.Desired{
+		Name: c.Instance, Network: v.Network.Network,
+		Masq: c.Masq, MasqRandomFully: c.MasqRandomFully, ForwardAccept: c.ForwardAccept,
+	}
+	wireOverlay(&d, v, u, c)
+	wireBridge(&d, v, u, pods, c)
+	return d, true
+}
+
+// wireOverlay adds the vxlan device and the peers while a subnet is held.
+// Without one they stay as they are in the kernel, closed by the fence.
+func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
+	if !v.Held {
+		return
+	}
+	held := v.Holding.Subnets()
+	d.Vxlan = &dataplane.Vxlan{
+		VNI: v.Network.Backend.VNI, Port: v.Network.Backend.Port,
+		Local: u.Local, Parent: u.Interface, MTU: u.PodMTU(v.Network),
+		MAC:  dataplane.MAC(lease.VTEPMAC(c.Prefix, held, v.Holding.Epoch())),
+		Addr: netip.PrefixFrom(held.V4.Addr(), held.V4.Addr().BitLen()),
+	}
+	for _, p := range peers(v, u) {
+		if p.reason == "" {
+			d.Peers = append(d.Peers, p.Peer)
+		}
+	}
+}
+
+// wireBridge adds the bridge with a gateway for the held subnet and one for
+// each subnet that stranded pods still sit on.
+func wireBridge(d *dataplane.Desired, v lease.View, u Underlay, pods []ipam.Allocation, c Config) {
+	gateways := map[netip.Prefix]bool{}
+	if v.Held && v.Holding.Subnets().V4.IsValid() {
+		gateways[gatewayIn(v.Holding.Subnets().V4)] = true
+	}
+	for _, a := range pods {
+		if a.IPAM {
+			continue
+		}
+		d.Bridge.Ports = append(d.Bridge.Ports, a.Host)
+		for _, p := range a.Addresses {
+			if !p.Addr().Is4() || v.Held && covers(v.Holding.Subnets(), p) {
+				continue
+			}
+			gateway := gatewayIn(p.Masked())
+			if takenByAnother(v, p.Masked()) {
+				// The prefix is the new tenant's; only our own pods stay here.
+				gateway = netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
+				d.HostRoutes = append(d.HostRoutes, p.Addr())
+			}
+			gateways[gateway] = true
+		}
+	}
+	if len(gateways) == 0 {
+		return
+	}
+	d.Bridge.MAC = dataplane.MAC(bridgeMAC(c.UID, c.Instance))
+	d.Bridge.MTU = u.PodMTU(v.Network)
+	for g := range gateways {
+		d.Bridge.Gateways = append(d.Bridge.Gateways, g)
+	}
+	slices.SortFunc(d.Bridge.Gateways, comparePrefixes)
+	slices.SortFunc(d.HostRoutes, netip.Addr.Compare)
+	slices.Sort(d.Bridge.Ports)
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+func gatewayIn(subnet netip.Prefix) netip.Prefix {
+	return netip.PrefixFrom(ipam.Gateway(subnet), subnet.Bits())
+}
+
+func takenByAnother(v lease.View, p netip.Prefix) bool {
+	return v.Snapshot != nil && slices.ContainsFunc(v.Snapshot.Entries, func(e lease.Entry) bool {
+		return e.Overlaps(lease.Subnets{V4: p})
+	})
+}
+
+// bridgeMAC is a pure function of the node and the instance, so that the
+// gateway keeps its address across restarts and whatever ports come and go.
+func bridgeMAC(uid, instance string) lease.MAC {
+	sum := sha256.Sum256([]byte("bridge|" + uid + "|" + instance))
+	var m lease.MAC
+	copy(m[:], sum[:])
+	m[0] = m[0]&^0x01 | 0x02
+	return m
+}
+
+func (n *Node) bridgeMAC() lease.MAC { return bridgeMAC(n.cfg.UID, n.cfg.Instance) }
+
+func (n *Node) network() *conf.Network {
+	v, _ := n.cfg.Tenancy.Changed()
+	return v.Network
+}
+
+// peer is another node's record, and why it is not programmed if it is not.
+type peer struct {
+	dataplane.Peer
+	entry  lease.Entry
+	reason string
+}
+
+// peers are all records but this node's own.
+func peers(v lease.View, u Underlay) []peer {
+	if v.Snapshot == nil || v.Network == nil {
+		return nil
+	}
+	var all []peer
+	for _, e := range v.Snapshot.Entries {
+		if v.Held && e.Subnets == v.Holding.Subnets() && e.Lease == v.Holding.LeaseID() {
+			continue
+		}
+		p := peer{entry: e, reason: unusable(e, v.Network, u)}
+		if p.reason == "" {
+			p.Peer = dataplane.Peer{Subnet: e.V4, PublicIP: e.PublicIP, MAC: dataplane.MAC(e.BackendData.VtepMAC)}
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// unusable says why a record cannot be programmed; "" if it can.
+func unusable(e lease.Entry, n *conf.Network, u Underlay) string {
+	switch {
+	case !e.PublicIP.IsValid():
+		return "its record cannot be read"
+	case e.PublicIP == u.PublicIP:
+		return fmt.Sprintf("it announces this node's own address %s (a record of an earlier life, or a second node with that address)", e.PublicIP)
+	case e.BackendType != conf.BackendVXLAN || e.BackendData == nil || e.BackendData.VtepMAC == lease.MAC{}:
+		return fmt.Sprintf("its backend is %q, this node speaks vxlan", e.BackendType)
+	case e.BackendData.VNI != n.Backend.VNI:
+		return fmt.Sprintf("its VNI is %d, this network's is %d", e.BackendData.VNI, n.Backend.VNI)
+	case !e.V4.IsValid():
+		return "it has no IPv4 subnet"
+	}
+	return ""
+}

@@ -1,0 +1,155 @@
+package node
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/attach"
+	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/lease"
+	"github.com/tenure-cni/tenure/ipam"
+)
+
+// Tenancy is the subnet this node holds; *lease.Engine is one.
+type Tenancy interface {
+	// Changed returns the present view and a channel closed at the next change.
+	Changed() (lease.View, <-chan struct{})
+}
+
+// Interfaces makes and removes pod interfaces; *attach.Attacher is one.
+type Interfaces interface {
+	Add(ctx context.Context, netns string, w attach.Want) (attach.Endpoint, error)
+	Check(ctx context.Context, netns string, w attach.Want) ([]attach.Op, error)
+	Del(ctx context.Context, hostName string) error
+}
+
+// Plane keeps the kernel as desired; *dataplane.Loop is one.
+type Plane interface {
+	Set(dataplane.Desired)
+	WaitConverged(ctx context.Context) error
+
+	Report() dataplane.Report
+}
+
+// Store tells about etcd's endpoints.
+type Store interface {
+	Endpoints() []api.Endpoint
+}
+
+// Config is what a Node works with; all fields are required.
+type Config struct {
+	// Instance is --name.
+	Instance string
+	// NodeName is --node-name, UID the node's identity.
+	NodeName, UID string
+	Version       string
+	// Prefix is --etcd-prefix: VTEP MACs depend on it.
+	Prefix string
+	// Clock reads CLOCK_BOOTTIME.
+	Clock func() time.Duration
+	// Underlay returns the interface and addresses that outer
+	// packets use; ok is false while none is usable.
+	Underlay func() (u Underlay, ok bool)
+	// Masq, MasqRandomFully and ForwardAccept are the flags of these names.
+	Masq, MasqRandomFully, ForwardAccept bool
+
+	Tenancy    Tenancy
+	Ledger     *ipam.Ledger
+	Interfaces Interfaces
+	Plane      Plane
+	Store      Store
+	Log        *slog.Logger
+}
+
+// Node answers the CNI verbs. It is safe for concurrent use.
+type Node struct {
+	cfg     Config
+	keys    keyLocks
+	since   firstSeen
+	changed chan struct{} // capacity 1: the ledger changed, Desired may too
+
+	mu    sync.Mutex
+	ready lease.Subnets // the subnet for which the bridge was seen complete
+}
+
+// New returns a Node that has done nothing yet. Run must run for its ADDs to
+// find a bridge.
+func New(cfg Config) *Node {
+	return &Node{cfg: cfg, keys: keyLocks{m: map[ipam.Key]*keyLock{}}, changed: make(chan struct{}, 1)}
+}
+
+// Run keeps the data plane's Desired up to date until ctx ends.
+func (n *Node) Run(ctx context.Context) error {
+	for {
+		v, changed := n.cfg.Tenancy.Changed()
+		u, ok := n.cfg.Underlay()
+		if ok {
+			if d, wanted := Desired(v, u, n.cfg.Ledger.List(), n.cfg); wanted {
+				n.cfg.Plane.Set(d)
+			}
+		}
+		retry := time.NewTimer(underlayPoll)
+		select {
+		case <-ctx.Done():
+			retry.Stop()
+			return nil
+		case <-changed:
+		case <-n.changed:
+		case <-retry.C:
+		}
+		retry.Stop()
+	}
+}
+
+// underlayPoll is how soon a changed underlay is noticed.
+const underlayPoll = 5 * time.Second
+
+// touched tells Run that the ledger changed.
+func (n *Node) touched() {
+	select {
+	case n.changed <- struct{}{}:
+	default:
+	}
+}
+
+// keyLocks serialises the calls for one attachment.
+type keyLocks struct {
+	mu sync.Mutex
+	m  map[ipam.Key]*keyLock
+}
+
+type keyLock struct {
+	free  chan struct{} // holds one token while nobody has the lock
+	users int
+}
+
+// lock waits for the key and returns its release; the error is ctx's.
+func (k *keyLocks) lock(ctx context.Context, key ipam.Key) (func(), error) {
+	k.mu.Lock()
+	l := k.m[key]
+	if l == nil {
+		l = &keyLock{free: make(chan struct{}, 1)}
+		l.free <- struct{}{}
+		k.m[key] = l
+	}
+	l.users++
+	k.mu.Unlock()
+
+	leave := func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if l.users--; l.users == 0 {
+			delete(k.m, key)
+		}
+	}
+	select {
+	case <-ctx.Done():
+		leave()
+		return nil, ctx.Err()
+	case <-l.free:
+		return func() { l.free <- struct{}{}; leave() }, nil
+	}
+}

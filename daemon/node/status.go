@@ -1,0 +1,170 @@
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/lease"
+	"github.com/tenure-cni/tenure/ipam"
+)
+
+// Status is the node as an operator sees it.
+func (n *Node) Status() *api.Status {
+	v, _ := n.cfg.Tenancy.Changed()
+	now := n.cfg.Clock()
+	pods := n.cfg.Ledger.List()
+	report := n.cfg.Plane.Report()
+	s := &api.Status{
+		Version: n.cfg.Version, Node: n.cfg.NodeName, UID: n.cfg.UID,
+		State: n.state(v), Ready: v.InDate(now), Reason: v.Reason,
+		Stranded: []api.Stranded{}, Peers: []api.Peer{}, Problems: []api.Problem{},
+		Etcd: api.Etcd{Endpoints: n.cfg.Store.Endpoints()},
+	}
+	if v.Network != nil {
+		s.Network = v.Network.Network.String()
+	}
+	if v.Snapshot != nil {
+		s.Etcd.Revision = v.Snapshot.Revision
+	}
+	u, ok := n.cfg.Underlay()
+	if ok {
+		s.PublicIP, s.Interface, s.MTU = u.PublicIP.String(), u.Interface, u.PodMTU(v.Network)
+	}
+	n.addHolding(s, v, now)
+	s.Stranded = append(s.Stranded, stranded(v, pods)...)
+	s.Peers = append(s.Peers, peerStates(v, u, report)...)
+	s.Problems = append(s.Problems, v.Problems...)
+	s.Problems = append(s.Problems, planeProblems(report)...)
+	if len(s.Stranded) > 0 {
+		s.Problems = append(s.Problems, strandedProblem(s.Stranded))
+	}
+	n.since.stamp(s.Problems)
+	return s
+}
+
+// state is the tenancy's, but a node without pods has nothing to lose.
+func (n *Node) state(v lease.View) api.State {
+	if v.State == api.StateLost && len(n.cfg.Ledger.List()) == 0 {
+		return api.StateWaiting
+	}
+	return v.State
+}
+
+func (n *Node) addHolding(s *api.Status, v lease.View, now time.Duration) {
+	if !v.Held {
+		return
+	}
+	h := v.Holding
+	s.Lease = &api.Lease{
+		ID: strconv.FormatInt(int64(h.LeaseID()), 16), TTLSeconds: int64(h.TTL() / time.Second),
+		RemainingSeconds: max(0, v.Deadline-now).Seconds(), LastProofSecondsAgo: -1, Epoch: h.Epoch(),
+	}
+	if v.LastProof != 0 {
+		s.Lease.LastProofSecondsAgo = (now - v.LastProof).Seconds()
+	}
+	if p := h.Subnets().V4; p.IsValid() {
+		s.Subnet = p.String()
+		u := n.cfg.Ledger.Usage(p)
+		s.Addresses = api.Addresses{Total: u.Total, Used: u.Used, Cooling: u.Cooling}
+	}
+	if p := h.Subnets().V6; p.IsValid() {
+		s.Subnet6 = p.String()
+	}
+}
+
+// stranded are the pods on subnets that are not held. While nothing is held
+// for want of an answer, nobody is stranded: only a loss strands.
+func stranded(v lease.View, pods []ipam.Allocation) []api.Stranded {
+	if !v.Held && v.Former.IsZero() {
+		return nil
+	}
+	var all []api.Stranded
+	for _, a := range pods {
+		for _, p := range a.Addresses {
+			if !v.Held || !covers(v.Holding.Subnets(), p) {
+				all = append(all, api.Stranded{Subnet: p.Masked().String(), ContainerID: a.ContainerID,
+					IfName: a.IfName, Address: p.Addr().String()})
+			}
+		}
+	}
+	return all
+}
+
+func strandedProblem(all []api.Stranded) api.Problem {
+	return problem("stranded-pods", api.SeverityError,
+		fmt.Sprintf("%d pod addresses are on a subnet this node no longer holds; their overlay traffic is closed, local and masqueraded traffic goes on", len(all)),
+		"restart these pods (drain the node); they get addresses of the new subnet")
+}
+
+func problem(code, severity, text, fix string) api.Problem {
+	return api.Problem{Code: code, Severity: severity, Text: text, Fix: fix}
+}
+
+// firstSeen remembers since when each problem stands.
+type firstSeen struct {
+	mu sync.Mutex
+	at map[string]string
+}
+
+// stamp fills in Since where it is empty, and forgets what stands no more.
+func (f *firstSeen) stamp(all []api.Problem) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	standing := make(map[string]string, len(all))
+	for i, p := range all {
+		if p.Since == "" {
+			p.Since = f.at[p.Code]
+		}
+		if p.Since == "" {
+			p.Since = time.Now().UTC().Format(time.RFC3339)
+		}
+		all[i].Since, standing[p.Code] = p.Since, p.Since
+	}
+	f.at = standing
+}
+
+// peerStates joins what etcd announces with what the kernel has.
+func peerStates(v lease.View, u Underlay, r dataplane.Report) []api.Peer {
+	var all []api.Peer
+	for _, p := range peers(v, u) {
+		one := api.Peer{Node: p.entry.Tenant().Node, Subnet: p.entry.Subnets.String(),
+			PublicIP: p.entry.PublicIP.String(), Epoch: p.entry.Tenant().Epoch, State: api.PeerPending}
+		if p.reason != "" {
+			one.State, one.Reason = api.PeerConflict, p.reason
+		} else if i := slices.IndexFunc(r.Peers, func(pr dataplane.PeerReport) bool { return pr.Peer == p.Peer }); i >= 0 {
+			one.State, one.Reason = string(r.Peers[i].State), r.Peers[i].Reason
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// planeProblems says what the data plane could not do.
+func planeProblems(r dataplane.Report) []api.Problem {
+	var all []api.Problem
+	if len(r.Faults) > 0 {
+		var texts []string
+		for _, f := range r.Faults {
+			texts = append(texts, f.What+": "+f.Why)
+		}
+		all = append(all, problem("data-plane", api.SeverityError, strings.Join(texts, "; "),
+			"see the log; this is tried again every few seconds"))
+	}
+	var foreign []string
+	for _, c := range r.Conflicts {
+		if !c.Peer.IsValid() { // a peer's own conflict is told with the peer
+			foreign = append(foreign, c.Text)
+		}
+	}
+	if len(foreign) > 0 {
+		all = append(all, problem("foreign", api.SeverityWarning, strings.Join(foreign, "; "),
+			"remove what clashes, or move it; Tenure leaves it alone"))
+	}
+	return all
+}

@@ -1,0 +1,105 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+)
+
+// Verb is a use case behind one CNI verb.
+type Verb func(context.Context, *api.Request) *api.Response
+
+// Handlers are what the socket serves.
+type Handlers struct {
+	// Status makes the node's status object.
+	Status func() *api.Status
+	// CNI are the verbs of the plugin tenure, IPAM those of tenure-ipam, by
+	// their lower-case names.
+	CNI, IPAM map[string]Verb
+}
+
+// maxBody bounds a request: a network config of a runtime with every
+// attachment of a large node is well below it.
+const maxBody = 16 << 20
+
+// drainTimeout bounds how long a stopping daemon waits for calls in flight.
+const drainTimeout = 5 * time.Second
+
+// Serve answers on l until ctx ends, then waits for the calls in flight. The
+// socket's file is removed by closing the listener.
+func Serve(ctx context.Context, l net.Listener, h Handlers, log *slog.Logger) error {
+	return serve(ctx, l, &http.Server{
+		Handler:           mux(h),
+		ConnContext:       withPeer,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	})
+}
+
+func serve(ctx context.Context, l net.Listener, s *http.Server) error {
+	done := make(chan error, 1)
+	go func() {
+		<-ctx.Done()
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+		defer cancel()
+		done <- s.Shutdown(end)
+	}()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve on %s: %w", l.Addr(), err)
+	}
+	if err := <-done; err != nil {
+		return fmt.Errorf("stop serving on %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+func mux(h Handlers) http.Handler {
+	m := http.NewServeMux()
+	m.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, _ *http.Request) { write(w, h.Status()) })
+	for verb, f := range h.CNI {
+		m.HandleFunc("POST "+api.PathCNI+verb, verbHandler(f))
+	}
+	for verb, f := range h.IPAM {
+		m.HandleFunc("POST "+api.PathIPAM+verb, verbHandler(f))
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !allowed(r.Context()) {
+			http.Error(w, "only root may use this socket", http.StatusForbidden)
+			return
+		}
+		m.ServeHTTP(w, r)
+	})
+}
+
+// verbHandler reads the body to its end first: only then does net/http notice
+// that the caller has gone, and ends the request's context.
+func verbHandler(f Verb) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+		if err != nil {
+			http.Error(w, "read request: "+err.Error(), http.StatusBadRequest)
+			return
+		}
+		var req api.Request
+		if err := json.Unmarshal(b, &req); err != nil {
+			http.Error(w, "decode request: "+err.Error(), http.StatusBadRequest)
+			return
+		}
+		write(w, f(r.Context(), &req))
+	}
+}
+
+func write(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	// An error here is the caller's disappearance; there is nobody to tell.
+	_ = json.NewEncoder(w).Encode(v)
+}

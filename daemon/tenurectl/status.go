@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+)
+
+// statusTimeout bounds the call: a daemon that lives answers in milliseconds.
+const statusTimeout = 5 * time.Second
+
+func newStatus(socket *string) *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use: "status", Short: "what this node holds, whom it reaches and what is wrong", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "json" {
+				return failed(exitUsage, "--output %q is neither table nor json", output)
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), statusTimeout)
+			defer cancel()
+			client := api.NewClient(*socket)
+			defer client.Close()
+			s, err := client.Status(ctx)
+			if err != nil {
+				return failed(exitNotReached, "%w\nIs tenured running? Look at: systemctl status tenured; journalctl -u tenured", err)
+			}
+			if output == "json" {
+				err = printJSON(cmd.OutOrStdout(), s)
+			} else {
+				err = printTable(cmd.OutOrStdout(), s)
+			}
+			if err != nil {
+				return failed(exitStands, "print status: %w", err)
+			}
+			if unhealthy(s) {
+				return &exitError{exitStands, errQuiet}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "`form`: table or json")
+	return cmd
+}
+
+// unhealthy: an error stands, or no pod could be added now.
+func unhealthy(s *api.Status) bool {
+	for _, p := range s.Problems {
+		if p.Severity == api.SeverityError {
+			return true
+		}
+	}
+	return !s.Ready
+}
+
+func printJSON(w io.Writer, s *api.Status) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(s)
+}
+
+// printTable is for the person at the terminal: what is wrong first.
+func printTable(out io.Writer, s *api.Status) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
+	for _, p := range s.Problems {
+		line(strings.ToUpper(p.Severity), p.Code, "since "+p.Since)
+		line("", p.Text)
+		line("", "→ "+p.Fix)
+	}
+	if len(s.Problems) > 0 {
+		line()
+	}
+	line("node", fmt.Sprintf("%s (%s)", s.Node, s.UID))
+	state := string(s.State)
+	if s.Reason != "" {
+		state += ": " + s.Reason
+	}
+	line("state", state)
+	line("network", orNone(s.Network))
+	line("subnet", orNone(strings.TrimSpace(s.Subnet+" "+s.Subnet6)))
+	if s.Lease != nil {
+		line("lease", fmt.Sprintf("%s, ttl %s, overlay closes in %s, last proof %s, epoch %d", s.Lease.ID,
+			time.Duration(s.Lease.TTLSeconds)*time.Second, seconds(s.Lease.RemainingSeconds), ago(s.Lease.LastProofSecondsAgo), s.Lease.Epoch))
+	}
+	line("underlay", fmt.Sprintf("%s on %s, pod MTU %d", orNone(s.PublicIP), orNone(s.Interface), s.MTU))
+	line("addresses", fmt.Sprintf("%d used, %d cooling, %d in all", s.Addresses.Used, s.Addresses.Cooling, s.Addresses.Total))
+	for _, e := range s.Etcd.Endpoints {
+		line("etcd", fmt.Sprintf("%s %s %s", e.URL, health(e), e.Version))
+	}
+	if len(s.Peers) > 0 {
+		line()
+		line("PEER", "SUBNET", "ADDRESS", "EPOCH", "STATE", "")
+		for _, p := range s.Peers {
+			line(p.Node, p.Subnet, p.PublicIP, fmt.Sprint(p.Epoch), p.State, p.Reason)
+		}
+	}
+	if len(s.Stranded) > 0 {
+		line()
+		line("STRANDED", "SUBNET", "CONTAINER", "INTERFACE")
+		for _, p := range s.Stranded {
+			line(p.Address, p.Subnet, p.ContainerID, p.IfName)
+		}
+	}
+	return w.Flush()
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
+}
+
+func health(e api.Endpoint) string {
+	switch {
+	case e.Since == "":
+		return "not asked yet"
+	case e.Healthy:
+		return "healthy since " + e.Since
+	}
+	return "unhealthy since " + e.Since
+}
+
+func seconds(s float64) string {
+	return time.Duration(s * float64(time.Second)).Round(100 * time.Millisecond).String()
+}
+
+func ago(s float64) string {
+	if s < 0 {
+		return "none yet"
+	}
+	return seconds(s) + " ago"
+}

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/fence"
+	"github.com/tenure-cni/tenure/daemon/lease"
+	"github.com/tenure-cni/tenure/daemon/node"
+	"github.com/tenure-cni/tenure/daemon/server"
+)
+
+// kernelFence is the fence as the lease engine knows it.
+type kernelFence struct{ f *fence.Fence }
+
+func (k kernelFence) Close() error { k.f.Close(); return nil }
+
+func (k kernelFence) Generation() uint64 { return uint64(k.f.Generation()) }
+
+func (k kernelFence) Set(live, network lease.Subnets) error {
+	return k.f.Set(fence.Subnets(live), fence.Network(network))
+}
+
+func (k kernelFence) Arm(gen uint64, deadline time.Duration) error {
+	return k.f.Arm(fence.Generation(gen), deadline)
+}
+
+func (k kernelFence) Deadline() (time.Duration, error) { return k.f.Deadline(), nil }
+
+func (k kernelFence) Live() (lease.Subnets, error) {
+	live, _, err := k.f.Live()
+	return lease.Subnets(live), err
+}
+
+// lateLoop is the data plane for the use cases: what they want before the
+// loop can run is kept for it.
+type lateLoop struct {
+	mu    sync.Mutex
+	loop  *dataplane.Loop
+	ready chan struct{}
+}
+
+func newLateLoop() *lateLoop { return &lateLoop{ready: make(chan struct{})} }
+
+func (l *lateLoop) use(loop *dataplane.Loop) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.loop = loop
+	close(l.ready)
+}
+
+func (l *lateLoop) get() *dataplane.Loop {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.loop
+}
+
+// Set implements node.Plane; node.Run begins after use.
+func (l *lateLoop) Set(d dataplane.Desired) {
+	if loop := l.get(); loop != nil {
+		loop.Set(d)
+	}
+}
+
+// WaitConverged implements node.Plane.
+func (l *lateLoop) WaitConverged(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("the data plane has not started: %w", ctx.Err())
+	case <-l.ready:
+		return l.get().WaitConverged(ctx)
+	}
+}
+
+// Report implements node.Plane.
+func (l *lateLoop) Report() dataplane.Report {
+	if loop := l.get(); loop != nil {
+		return loop.Report()
+	}
+	return dataplane.Report{}
+}
+
+// queue is the DELs that came while no daemon listened.
+type queue struct {
+	dir  string
+	node *node.Node
+	log  *slog.Logger
+	mu   sync.Mutex // one drain at a time
+}
+
+func queueDir(socket string) string { return api.QueueDir(socket) }
+
+func (q *queue) drain(ctx context.Context) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	err := api.Drain(q.dir, func(d api.Queued) error {
+		del := q.node.Del
+		if d.API == api.PathIPAM {
+			del = q.node.IPAMDel
+		}
+		if resp := del(ctx, &d.Request); resp.Error != nil {
+			return resp.Error
+		}
+		q.log.Info("queued DEL done", "container", d.ContainerID, "if", d.IfName)
+		return nil
+	})
+	if err != nil {
+		q.log.Warn("queued DELs remain", "error", err)
+	}
+}
+
+// afterDrain puts a drain before every call of f.
+func (q *queue) afterDrain(f server.Verb) server.Verb {
+	return func(ctx context.Context, r *api.Request) *api.Response {
+		q.drain(ctx)
+		return f(ctx, r)
+	}
+}
+
+func (d *daemon) handlers() server.Handlers {
+	n := d.node
+	return server.Handlers{
+		Status: n.Status,
+		CNI: map[string]server.Verb{
+			"add": d.queue.afterDrain(n.Add), "del": n.Del, "check": n.Check, "gc": n.GC, "status": n.Ready,
+		},
+		IPAM: map[string]server.Verb{
+			"add": d.queue.afterDrain(n.IPAMAdd), "del": n.IPAMDel, "check": n.IPAMCheck, "gc": n.IPAMGC, "status": n.Ready,
+		},
+	}
+}
+
+// publish is what this node announces for a subnet.
+func (d *daemon) publish(n conf.Network, s lease.Subnets, epoch int64) (lease.Record, error) {
+	u, ok := d.underlay.Get()
+	if !ok {
+		return lease.Record{}, d.underlay.Ready()
+	}
+	return lease.Record{PublicIP: u.PublicIP, BackendType: conf.BackendVXLAN,
+		BackendData: &lease.BackendData{VNI: n.Backend.VNI, VtepMAC: lease.VTEPMAC(d.cfg.Etcd.Prefix, s, epoch)}}, nil
+}
+
+// judge says what speaks against a network config on this machine.
+func (d *daemon) judge(n conf.Network) error {
+	faults := unsupported(n)
+	taken, err := d.underlay.taken()
+	if err != nil {
+		return err
+	}
+	faults = append(faults, conf.Overlaps(n, taken)...)
+	return faults.Err()
+}
+
+// unsupported names what the config may ask for and this version cannot do.
+// To go on as if it could would be worse than to refuse.
+func unsupported(n conf.Network) conf.Faults {
+	var faults conf.Faults
+	if n.EnableIPv6 {
+		faults = append(faults, conf.Fault{Field: "EnableIPv6", Text: "IPv6 pods are not supported by this version"})
+	}
+	if n.Backend.Type != conf.BackendVXLAN {
+		faults = append(faults, conf.Fault{Field: "Backend.Type", Text: n.Backend.Type + " is not supported by this version, vxlan is"})
+	}
+	if n.Backend.DirectRouting {
+		faults = append(faults, conf.Fault{Field: "Backend.DirectRouting", Text: "is not supported by this version"})
+	}
+	return faults
+}
+
+// serveMetrics answers on --metrics-listen. A port in use is told and tried
+// again: it is no reason to leave the pods without a daemon.
+func (d *daemon) serveMetrics(ctx context.Context) error {
+	if d.cfg.MetricsListen == "" {
+		return nil
+	}
+	return forever(ctx, d.log, "metrics listener", func(ctx context.Context) error {
+		return server.ServeMetrics(ctx, d.cfg.MetricsListen, d.node.Status)
+	})
+}
+
+// foreverPause is the time between two tries of what shall always run.
+const foreverPause = 10 * time.Second
+
+// forever runs f again and again until ctx ends; a repeated error is logged
+// when it changes.
+func forever(ctx context.Context, log *slog.Logger, what string, f func(context.Context) error) error {
+	last := ""
+	for {
+		err := f(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil && err.Error() != last {
+			log.Error(what+" failed, trying on", "error", err)
+			last = err.Error()
+		}
+		t := time.NewTimer(foreverPause)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		case <-t.C:
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/tenure-cni/tenure/conf"
+)
+
+// version is stamped by the linker.
+var version = "dev"
+
+// Exit codes of DESIGN §6.
+const (
+	exitOK    = 0
+	exitFatal = 1 // what no retry can cure
+	exitUsage = 2 // a bad flag, environment, file or network config
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	os.Exit(start(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+}
+
+// start is main as a function of its world.
+func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
+	cfg, err := conf.Load(args, environ, stdout)
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return exitOK
+	case err != nil:
+		_, _ = fmt.Fprintf(stderr, "tenured: %v\n", err)
+		return exitUsage
+	case cfg.ShowVersion:
+		_, _ = fmt.Fprintln(stdout, "tenured", version)
+		return exitOK
+	}
+	log := newLogger(cfg, stderr)
+	for _, w := range cfg.Warnings {
+		log.Warn(w)
+	}
+	if err := run(ctx, cfg, log); err != nil {
+		log.Error("tenured ends", "error", err)
+		return exitFatal
+	}
+	log.Info("tenured stopped; lease, kernel and files stay as they are")
+	return exitOK
+}
+
+func newLogger(cfg conf.Daemon, w io.Writer) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: cfg.LogLevel}
+	if cfg.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}

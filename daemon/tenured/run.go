@@ -1,0 +1,239 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	sd "github.com/coreos/go-systemd/v22/daemon"
+	"github.com/vishvananda/netns"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/attach"
+	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/fence"
+	"github.com/tenure-cni/tenure/daemon/lease"
+	"github.com/tenure-cni/tenure/daemon/node"
+	"github.com/tenure-cni/tenure/daemon/server"
+	"github.com/tenure-cni/tenure/ipam"
+)
+
+// run wires the daemon and runs it until ctx ends. An error is one that no
+// retry can cure.
+func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
+	unlock, err := lockDirs(cfg.RunDir, cfg.StateDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	d, err := wire(cfg, log)
+	if err != nil {
+		return err
+	}
+	// What was queued while no daemon ran is freed before anybody is served.
+	d.queue.drain(ctx)
+	l, err := server.Listen(cfg.Socket)
+	if err != nil {
+		return err
+	}
+	log.Info("tenured runs", "version", version, "node", cfg.NodeName, "uid", d.memory.Get().UID, "socket", cfg.Socket)
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return server.Serve(ctx, l, d.handlers(), log) })
+	g.Go(func() error { return d.underlay.Run(ctx) })
+	g.Go(func() error { return d.endpoints.Run(ctx, d.engine) })
+	g.Go(func() error { return d.files(ctx) })
+	g.Go(func() error { return d.serveMetrics(ctx) })
+	g.Go(func() error { return d.tenancy(ctx) })
+	if cfg.EtcdEmbedded {
+		g.Go(func() error { return runEtcd(ctx, cfg, log) })
+	}
+	if _, err := sd.SdNotify(false, sd.SdNotifyReady); err != nil {
+		log.Warn("systemd was not told that the daemon is up", "error", err)
+	}
+	return g.Wait()
+}
+
+// daemon is the parts, wired.
+type daemon struct {
+	cfg       conf.Daemon
+	log       *slog.Logger
+	memory    *lease.MemoryFile
+	underlay  *underlay
+	endpoints *endpoints
+	engine    *lease.Engine
+	plane     *lateLoop
+	node      *node.Node
+	queue     *queue
+}
+
+// wire makes every part; nothing runs yet. Its errors are those of this
+// machine's files, which no retry cures.
+func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{cfg: cfg, log: log, plane: newLateLoop()}
+	if d.memory, err = lease.OpenMemory(cfg.StateDir, productUUID()); err != nil {
+		return nil, err
+	}
+	if d.memory.SetAside != "" {
+		log.Warn("node.json was damaged; this node starts with a new identity", "kept", d.memory.SetAside)
+	}
+	if d.underlay, err = newUnderlay(cfg, log); err != nil {
+		return nil, err
+	}
+	d.endpoints = newEndpoints(cfg.Etcd)
+	d.engine = lease.NewEngine(lease.Config{
+		Dial: func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd) }, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
+		Boot: boot, Memory: d.memory, Clock: fence.BootTime,
+		Ready: d.underlay.Ready, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Log: log,
+	})
+	attacher := attach.New(cfg.Name, netns.None(), log)
+	ledger, err := openLedger(cfg, boot, attacher, log)
+	if err != nil {
+		return nil, err
+	}
+	d.node = node.New(node.Config{
+		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
+		Clock: fence.BootTime, Underlay: d.underlay.Get,
+		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
+		Tenancy: d.engine, Ledger: ledger, Interfaces: attacher, Plane: d.plane, Store: d.endpoints, Log: log,
+	})
+	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
+	return d, nil
+}
+
+// tenancy opens the fence, however long that takes, and then holds the subnet
+// and keeps the data plane. Without a fence nothing is held: the node is
+// refused and says why.
+func (d *daemon) tenancy(ctx context.Context) error {
+	f, err := d.openFence(ctx)
+	if err != nil {
+		return nil // ctx ended
+	}
+	kernel, err := dataplane.OpenLinux(dataplane.LinuxOptions{Name: d.cfg.Name, Guard: f})
+	if err != nil {
+		return fmt.Errorf("data plane: %w", err)
+	}
+	loop := dataplane.New(kernel, d.log, dataplane.Options{})
+	d.plane.use(loop)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return loop.Run(ctx) })
+	g.Go(func() error { return d.node.Run(ctx) })
+	g.Go(func() error {
+		if err := d.engine.Run(ctx, kernelFence{f}); !errors.Is(err, context.Canceled) {
+			return err
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// fenceRetry is the pause before another try to load the fence.
+const fenceRetry = 5 * time.Second
+
+func (d *daemon) openFence(ctx context.Context) (*fence.Fence, error) {
+	for {
+		f, err := d.tryFence()
+		if err == nil {
+			d.engine.Refuse("")
+			return f, nil
+		}
+		d.engine.Refuse("this machine cannot fence its overlay, so it may hold no subnet: " + err.Error())
+		d.log.Error("no fence, no subnet", "error", err)
+		t := time.NewTimer(fenceRetry)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil, ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+func (d *daemon) tryFence() (*fence.Fence, error) {
+	offset, err := fence.TimeNamespaceOffset()
+	if err != nil {
+		return nil, err
+	}
+	if offset != 0 {
+		return nil, fmt.Errorf("the daemon runs in a time namespace whose CLOCK_BOOTTIME is %s off the kernel's, which would bend every deadline by as much; start it outside", offset)
+	}
+	links, err := d.underlay.ownLinks()
+	if err != nil {
+		return nil, err
+	}
+	return fence.Open(fence.Options{Links: links, Instance: d.cfg.Name, Log: d.log})
+}
+
+// openLedger opens the record of addresses; one that is missing or damaged is
+// made again from the interfaces in the kernel.
+func openLedger(cfg conf.Daemon, boot string, a *attach.Attacher, log *slog.Logger) (*ipam.Ledger, error) {
+	l, origin, err := ipam.Open(filepath.Join(cfg.RunDir, "ledger.json"),
+		ipam.Options{Boot: boot, Cooldown: cfg.AddressCooldown, Exclude: cfg.Exclude, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	if origin == ipam.Loaded {
+		return l, nil
+	}
+	found, err := a.List(context.Background())
+	if err != nil {
+		return nil, fmt.Errorf("look for pod interfaces without a ledger: %w", err)
+	}
+	for _, f := range found {
+		err := l.Adopt(ipam.Allocation{
+			Key:       ipam.Key{Network: f.Owner.Network, ContainerID: f.Owner.ContainerID, IfName: f.Owner.IfName},
+			Addresses: f.Addrs, Host: f.HostName,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("put %s back on record: %w", f.HostName, err)
+		}
+		log.Info("pod interface found in the kernel, back on record", "link", f.HostName, "container", f.Owner.ContainerID, "addresses", f.Addrs)
+	}
+	return l, nil
+}
+
+// lockDirs makes the directories and makes sure that no other daemon uses
+// them; the locks end with the process.
+func lockDirs(dirs ...string) (unlock func(), err error) {
+	var files []*os.File
+	unlock = func() {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}
+	for _, dir := range dirs {
+		f, err := lockDir(dir)
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return unlock, nil
+}
+
+func lockDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make directory: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("another tenured uses %s (%w); a second instance needs --name, --run-dir and --state-dir of its own", dir, err)
+	}
+	return f, nil
+}

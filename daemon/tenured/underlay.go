@@ -1,0 +1,310 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/node"
+)
+
+// underlay finds the interface and address through which this node reaches
+// the others, and looks again every few seconds: an interface may come up
+// after the daemon, or get another address.
+type underlay struct {
+	cfg    conf.Daemon
+	log    *slog.Logger
+	handle *netlink.Handle
+
+	mu    sync.Mutex
+	found node.Underlay
+	err   error
+}
+
+// underlayLook is how soon a changed underlay is noticed.
+const underlayLook = 2 * time.Second
+
+// resolveTimeout bounds the look-up of one etcd endpoint's name.
+const resolveTimeout = 5 * time.Second
+
+// errNotLooked stands until the first look.
+var errNotLooked = errors.New("the underlay interface has not been looked for yet")
+
+func newUnderlay(cfg conf.Daemon, log *slog.Logger) (*underlay, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	return &underlay{cfg: cfg, log: log, handle: h, err: errNotLooked}, nil
+}
+
+// Get is the last one found; false while there has been none.
+func (u *underlay) Get() (node.Underlay, bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.found, u.found.PublicIP.IsValid()
+}
+
+// Ready says why there is none; nil where there is.
+func (u *underlay) Ready() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.found.PublicIP.IsValid() {
+		return nil
+	}
+	return fmt.Errorf("no underlay address yet: %w", u.err)
+}
+
+// Run looks until ctx ends. What was found once stays in use while nothing
+// better can be found.
+func (u *underlay) Run(ctx context.Context) error {
+	for {
+		u.look(ctx)
+		t := time.NewTimer(underlayLook)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+func (u *underlay) look(ctx context.Context) {
+	found, err := u.detect(ctx)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if err != nil {
+		if u.err == nil || u.err.Error() != err.Error() {
+			u.log.Warn("underlay not usable", "error", err)
+		}
+		u.err = err
+		return
+	}
+	if found != u.found {
+		u.log.Info("underlay", "interface", found.Interface, "publicIP", found.PublicIP, "mtu", found.MTU)
+	}
+	u.found, u.err = found, nil
+}
+
+// detect follows the flags: --iface patterns in their order, --public-ip, or
+// the interface that routes to etcd.
+func (u *underlay) detect(ctx context.Context) (node.Underlay, error) {
+	links, err := u.handle.LinkList()
+	if err != nil {
+		return node.Underlay{}, fmt.Errorf("list links: %w", err)
+	}
+	switch {
+	case len(u.cfg.Ifaces) > 0:
+		return u.byPattern(links)
+	case u.cfg.PublicIP.IsValid():
+		return u.byAddress(links)
+	}
+	return u.byRoute(ctx, links)
+}
+
+func (u *underlay) byPattern(links []netlink.Link) (node.Underlay, error) {
+	var near error
+	for _, pattern := range u.cfg.Ifaces {
+		for _, l := range links {
+			// Load has checked the patterns.
+			if ok, _ := path.Match(pattern, l.Attrs().Name); !ok || u.own(l.Attrs().Name) {
+				continue
+			}
+			found, err := u.of(l)
+			if err == nil && u.cfg.PublicIP.IsValid() {
+				return u.announcing(l, found)
+			}
+			if err == nil {
+				return found, nil
+			}
+			near = err
+		}
+	}
+	if near != nil {
+		return node.Underlay{}, near
+	}
+	return node.Underlay{}, fmt.Errorf("no interface matches --iface %s", strings.Join(u.cfg.Ifaces, ", "))
+}
+
+// announcing is a link together with --public-ip: outer packets come from that
+// address where the link has it, and from the link's own where it is
+// translated on the way (1:1 NAT).
+func (u *underlay) announcing(l netlink.Link, found node.Underlay) (node.Underlay, error) {
+	addrs, err := u.addresses(l)
+	if err != nil {
+		return node.Underlay{}, err
+	}
+	found.PublicIP = u.cfg.PublicIP
+	if slices.Contains(addrs, u.cfg.PublicIP) {
+		found.Local = u.cfg.PublicIP
+	}
+	return found, nil
+}
+
+func (u *underlay) byAddress(links []netlink.Link) (node.Underlay, error) {
+	for _, l := range links {
+		addrs, err := u.addresses(l)
+		if err != nil {
+			return node.Underlay{}, err
+		}
+		if a := u.cfg.PublicIP; slices.Contains(addrs, a) {
+			return node.Underlay{Interface: l.Attrs().Name, PublicIP: a, Local: a, MTU: l.Attrs().MTU}, nil
+		}
+	}
+	return node.Underlay{}, fmt.Errorf("--public-ip %s is on no interface of this node; if it is translated on the way, give --iface too", u.cfg.PublicIP)
+}
+
+// byRoute asks the kernel how it would reach etcd, or the world if etcd is on
+// this very machine.
+func (u *underlay) byRoute(ctx context.Context, links []netlink.Link) (node.Underlay, error) {
+	dst := net.IPv4(1, 1, 1, 1) // any address: nothing is sent, only the default route is asked for
+	if ip, err := u.etcdAddress(ctx); err != nil {
+		return node.Underlay{}, err
+	} else if !ip.IsLoopback() && !onThisNode(u, links, ip) {
+		dst = ip.AsSlice()
+	}
+	routes, err := u.handle.RouteGet(dst)
+	if err != nil || len(routes) == 0 {
+		return node.Underlay{}, fmt.Errorf("no route to %s, so no interface to announce; give --iface or --public-ip (%w)", dst, errors.Join(err))
+	}
+	for _, l := range links {
+		if l.Attrs().Index != routes[0].LinkIndex {
+			continue
+		}
+		found, err := u.of(l)
+		if src, ok := netip.AddrFromSlice(routes[0].Src); ok && err == nil {
+			found.PublicIP, found.Local = src.Unmap(), src.Unmap()
+		}
+		return found, err
+	}
+	return node.Underlay{}, fmt.Errorf("the interface that routes to %s is gone", dst)
+}
+
+// etcdAddress is the first endpoint's IPv4 address.
+func (u *underlay) etcdAddress(ctx context.Context) (netip.Addr, error) {
+	var last error
+	for _, host := range endpointHosts(u.cfg.Etcd) {
+		if ip, err := netip.ParseAddr(host); err == nil {
+			return ip.Unmap(), nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", host)
+		cancel()
+		if err == nil && len(ips) > 0 {
+			return ips[0].Unmap(), nil
+		}
+		last = errors.Join(last, err)
+	}
+	return netip.Addr{}, fmt.Errorf("no etcd endpoint can be resolved, so its route is unknown; give --iface or --public-ip (%w)", last)
+}
+
+func onThisNode(u *underlay, links []netlink.Link, ip netip.Addr) bool {
+	for _, l := range links {
+		addrs, err := u.addresses(l)
+		if err != nil {
+			return false
+		}
+		if slices.Contains(addrs, ip) {
+			return true
+		}
+	}
+	return false
+}
+
+// of is the underlay on one link: its first usable IPv4 address.
+func (u *underlay) of(l netlink.Link) (node.Underlay, error) {
+	a := l.Attrs()
+	addrs, err := u.addresses(l)
+	if err != nil {
+		return node.Underlay{}, err
+	}
+	if a.Flags&net.FlagUp == 0 {
+		return node.Underlay{}, fmt.Errorf("interface %s is down", a.Name)
+	}
+	if len(addrs) == 0 {
+		return node.Underlay{}, fmt.Errorf("interface %s has no IPv4 address", a.Name)
+	}
+	return node.Underlay{Interface: a.Name, PublicIP: addrs[0], Local: addrs[0], MTU: a.MTU}, nil
+}
+
+// addresses are the link's global IPv4 addresses that are not deprecated.
+func (u *underlay) addresses(l netlink.Link) ([]netip.Addr, error) {
+	list, err := u.handle.AddrList(l, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
+	}
+	var all []netip.Addr
+	for _, a := range list {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if ok && a.Scope == unix.RT_SCOPE_UNIVERSE && a.Flags&unix.IFA_F_DEPRECATED == 0 {
+			all = append(all, ip.Unmap())
+		}
+	}
+	return all, nil
+}
+
+// own tells the devices of this instance: the bridge and the vxlan devices.
+func (u *underlay) own(link string) bool {
+	return link == u.cfg.Name+"0" || strings.HasPrefix(link, u.cfg.Name+".") || strings.HasPrefix(link, u.cfg.Name+"6.")
+}
+
+// ownLinks are the vxlan devices that an earlier process may have left.
+func (u *underlay) ownLinks() ([]string, error) {
+	links, err := u.handle.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	var own []string
+	for _, l := range links {
+		if name := l.Attrs().Name; u.own(name) && l.Type() == "vxlan" {
+			own = append(own, name)
+		}
+	}
+	return own, nil
+}
+
+// taken are the networks that pods must not share: those of the interfaces
+// and the addresses of etcd.
+func (u *underlay) taken() ([]conf.Named, error) {
+	links, err := u.handle.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	var all []conf.Named
+	for _, l := range links {
+		if u.own(l.Attrs().Name) {
+			continue
+		}
+		addrs, err := u.handle.AddrList(l, netlink.FAMILY_V4)
+		if err != nil {
+			return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
+		}
+		for _, a := range addrs {
+			ip, ok := netip.AddrFromSlice(a.IP)
+			if !ok || ip.IsLoopback() {
+				continue
+			}
+			bits, _ := a.Mask.Size()
+			all = append(all, conf.Named{Prefix: netip.PrefixFrom(ip.Unmap(), bits).Masked(), What: "interface " + l.Attrs().Name})
+		}
+	}
+	for _, host := range endpointHosts(u.cfg.Etcd) {
+		if ip, err := netip.ParseAddr(host); err == nil && !ip.IsLoopback() {
+			all = append(all, conf.Named{Prefix: netip.PrefixFrom(ip, ip.BitLen()), What: "etcd endpoint " + host})
+		}
+	}
+	return all, nil
+}
