@@ -1,0 +1,326 @@
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+var (
+	// ErrFull says that a subnet has no address left, not even a cooling one.
+	ErrFull = errors.New("no free address")
+	// ErrUnavailable says that a named address, or an adopted allocation,
+	// cannot be had; the text says why.
+	ErrUnavailable = errors.New("address unavailable")
+	// ErrTooSmall says that a subnet is invalid, or has no room for a pod
+	// beside its gateway (/31, /32, /127, /128).
+	ErrTooSmall = errors.New("subnet too small")
+	// ErrNewerVersion says that the file was written by a later Tenure.
+	ErrNewerVersion = errors.New("ledger is of a newer version")
+)
+
+// Origin says where the content of an opened ledger comes from. All but
+// Loaded are empty ledgers: the caller may want to Adopt what the kernel has.
+type Origin int
+
+const (
+	// Loaded is a file of this boot.
+	Loaded Origin = iota
+	// Fresh means that there was no file.
+	Fresh
+	// OldBoot means that the file was of an earlier boot and is dropped.
+	OldBoot
+	// Damaged means that the file could not be understood and was set aside.
+	Damaged
+)
+
+// String is for logs.
+func (o Origin) String() string {
+	switch o {
+	case Loaded:
+		return "loaded"
+	case Fresh:
+		return "fresh"
+	case OldBoot:
+		return "old-boot"
+	default:
+		return "damaged"
+	}
+}
+
+// Options are what a ledger depends on beside its path.
+type Options struct {
+	// Boot names the boot whose pods the ledger is about; not empty.
+	Boot string
+	// Cooldown is how long a released address is passed over while another
+	// one is free; 0 for not at all.
+	Cooldown time.Duration
+	// Exclude lists ranges that are never given to a pod. Records that lie in
+	// them already are kept.
+	Exclude []netip.Prefix
+	// Now is the wall clock, time.Now if nil.
+	Now func() time.Time
+	// Log may be nil.
+	Log *slog.Logger
+}
+
+// Ask is a wish for one address of a subnet.
+type Ask struct {
+	Subnet netip.Prefix
+	// Want is the address to have, or the zero Addr for any.
+	Want netip.Addr
+}
+
+// Usage counts the addresses of one subnet.
+type Usage struct {
+	// Total is how many a full subnet gives to pods, at most MaxUint64.
+	Total uint64
+	// Used counts held addresses, Cooling the ones released of late.
+	Used, Cooling uint64
+}
+
+// Ledger is the record of who holds which address. It is safe for concurrent
+// use; a reader never waits for the disk.
+type Ledger struct {
+	path     string
+	boot     string
+	cooldown time.Duration
+	excluded []span
+	now      func() time.Time
+	log      *slog.Logger
+
+	current atomic.Pointer[state]
+
+	mu    sync.Mutex // serialises changes; guards what is below
+	dirty bool       // memory has a release that the file lacks
+	buf   []byte     // the last file content, its room is used again
+}
+
+// Open reads the ledger at path. The directory must exist by the first
+// Allocate. A file of an earlier boot counts as empty, a damaged one is set
+// aside with a warning; ErrNewerVersion and a file that cannot be read are
+// errors, and leave it untouched.
+func Open(path string, o Options) (*Ledger, Origin, error) {
+	if o.Boot == "" {
+		return nil, 0, errors.New("open ledger: no boot given")
+	}
+	l := &Ledger{path: path, boot: o.Boot, cooldown: o.Cooldown, excluded: mergeSpans(o.Exclude), now: o.Now, log: o.Log}
+	if l.now == nil {
+		l.now = time.Now
+	}
+	if l.log == nil {
+		l.log = slog.New(slog.DiscardHandler)
+	}
+	if err := sweep(path); err != nil {
+		l.log.Warn("cannot tidy the ledger's directory", "error", err)
+	}
+	st, origin, err := l.load()
+	if err != nil {
+		return nil, 0, err
+	}
+	l.current.Store(st)
+	return l, origin, nil
+}
+
+func (l *Ledger) load() (*state, Origin, error) {
+	content, err := os.ReadFile(l.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return newState(), Fresh, nil
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("read ledger: %w", err)
+	}
+	st, boot, err := decode(content)
+	switch {
+	case errors.Is(err, ErrNewerVersion):
+		return nil, 0, fmt.Errorf("read ledger %s: %w", l.path, err)
+	case err != nil:
+		aside, asideErr := setAside(l.path, l.now())
+		l.log.Warn("the ledger is damaged, starting with an empty one", "path", l.path, "aside", aside,
+			"error", errors.Join(err, asideErr))
+		return newState(), Damaged, nil
+	case boot != l.boot:
+		return newState(), OldBoot, nil
+	}
+	return st, Loaded, nil
+}
+
+// Allocate gives k one address for each ask and records it before it returns.
+// If k has a record already, that is returned unchanged and existed is true,
+// whatever is asked. fill, which may be nil, completes the new record; what
+// it does to Key, Addresses and Created is undone.
+//
+// Errors are ErrFull, ErrUnavailable, ErrTooSmall, or that of the disk; after
+// any of them memory and file are as before.
+func (l *Ledger) Allocate(k Key, asks []Ask, fill func(*Allocation)) (a Allocation, existed bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	st := l.current.Load()
+	if i, found := st.find(k); found {
+		return st.records[i].clone(), true, nil
+	}
+	now := l.clock()
+	st = st.clone()
+	st.expire(now, l.cooldown)
+	addresses, warm, err := l.pickAll(st, asks)
+	if err != nil {
+		return Allocation{}, false, fmt.Errorf("allocate for %s: %w", k, err)
+	}
+	a = Allocation{Key: k, Addresses: addresses, Created: now}
+	if fill != nil {
+		fill(&a)
+		a.Key, a.Addresses, a.Created = k, addresses, now
+	}
+	if err := l.record(st, a); err != nil {
+		return Allocation{}, false, fmt.Errorf("allocate for %s: %w", k, err)
+	}
+	for _, s := range warm {
+		l.log.Warn("gave an address before its cool-down was over", "address", s.addr, "key", k,
+			"released", s.released, "cooldown", l.cooldown)
+	}
+	return a.clone(), false, nil
+}
+
+// pickAll chooses an address for each ask and says which were still cooling.
+func (l *Ledger) pickAll(st *state, asks []Ask) (addresses []netip.Prefix, warm []slot, err error) {
+	for _, ask := range asks {
+		p, err := newPool(ask.Subnet, l.excluded)
+		if err != nil {
+			return nil, nil, err
+		}
+		addr, s, err := st.pick(p, ask.Want.Unmap())
+		if err != nil {
+			return nil, nil, err
+		}
+		addresses = append(addresses, netip.PrefixFrom(addr, p.subnet.Bits()))
+		if s.cooling() {
+			warm = append(warm, s)
+		}
+	}
+	return addresses, warm, nil
+}
+
+// Adopt records an allocation that was found elsewhere, such as in the kernel
+// after the file was lost. The pool's rules do not apply to what is a fact
+// already. Adopting a record that is here changes nothing; ErrUnavailable
+// says that its Key or one of its addresses stands in another record.
+func (l *Ledger) Adopt(a Allocation) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	st := l.current.Load()
+	if i, found := st.find(a.Key); found && slices.Equal(st.records[i].Addresses, a.Addresses) {
+		return nil
+	}
+	a = a.clone()
+	if a.Created.IsZero() {
+		a.Created = l.clock()
+	}
+	a.Created = a.Created.UTC().Round(0) // as a reload would give it back
+	if err := l.record(st.clone(), a); err != nil {
+		return fmt.Errorf("adopt %s: %w", a.Key, err)
+	}
+	return nil
+}
+
+// Release frees what k holds; its addresses begin to cool. It does not fail:
+// when the disk refuses, the release stands in memory, is logged, and gets to
+// the file with the next write that succeeds.
+func (l *Ledger) Release(k Key) (a Allocation, existed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	st := l.current.Load().clone()
+	r, existed := st.remove(k, l.clock())
+	if !existed && !l.dirty {
+		return Allocation{}, false
+	}
+	if err := l.save(st); err != nil {
+		l.log.Error("a release is not on disk yet", "key", k, "error", err)
+		l.dirty = true
+		l.current.Store(st)
+	}
+	if !existed {
+		return Allocation{}, false
+	}
+	return r.clone(), true
+}
+
+// Get returns what k holds.
+func (l *Ledger) Get(k Key) (Allocation, bool) {
+	st := l.current.Load()
+	i, found := st.find(k)
+	if !found {
+		return Allocation{}, false
+	}
+	return st.records[i].clone(), true
+}
+
+// List returns all allocations, ascending by network, container and interface.
+func (l *Ledger) List() []Allocation {
+	st := l.current.Load()
+	all := make([]Allocation, len(st.records))
+	for i, r := range st.records {
+		all[i] = r.clone()
+	}
+	return all
+}
+
+// Usage counts the addresses of a subnet; all zero for one without room.
+func (l *Ledger) Usage(subnet netip.Prefix) Usage {
+	p, err := newPool(subnet, l.excluded)
+	if err != nil {
+		return Usage{}
+	}
+	u := Usage{Total: p.size()}
+	now := l.clock()
+	for _, s := range l.current.Load().within(p.hosts) {
+		switch {
+		case !s.cooling():
+			u.Used++
+		case now.Sub(s.released) < l.cooldown:
+			u.Cooling++
+		}
+	}
+	return u
+}
+
+// record puts an allocation into st and makes st the current state, on disk
+// and in memory, or leaves both alone.
+func (l *Ledger) record(st *state, a Allocation) error {
+	if err := a.validate(); err != nil {
+		return err
+	}
+	r, err := newRecord(a)
+	if err != nil {
+		return err
+	}
+	if err := st.insert(r); err != nil {
+		return err
+	}
+	return l.save(st)
+}
+
+// save writes st and, once that is done, makes it the current state.
+func (l *Ledger) save(st *state) error {
+	buf, err := st.encode(l.buf[:0], l.boot)
+	if err != nil {
+		return err
+	}
+	l.buf = buf
+	if err := write(l.path, buf); err != nil {
+		return err
+	}
+	l.dirty = false
+	l.current.Store(st)
+	return nil
+}
+
+// clock is the wall clock as the file keeps it: in UTC, without the monotonic
+// reading that a restart would lose.
+func (l *Ledger) clock() time.Time { return l.now().UTC().Round(0) }

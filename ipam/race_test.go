@@ -1,0 +1,6 @@
+//go:build race
+
+package ipam
+
+// slowdown allows for the race detector.
+const slowdown = 8
