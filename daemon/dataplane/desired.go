@@ -1,0 +1,92 @@
+package dataplane
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+)
+
+// MAC is an Ethernet address. The zero value means "none".
+type MAC [6]byte
+
+// String prints m as colon-separated hexadecimal.
+func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
+
+// Desired is what the kernel shall hold. The zero value of an optional part
+// leaves that part of the kernel exactly as it is found.
+type Desired struct {
+	// Name is the instance: the bridge is <Name>0, the vxlan device
+	// <Name>.<VNI>, the chains are <NAME>-*.
+	Name string
+	// Network holds all pod subnets of the cluster; an unreachable route for
+	// it keeps packets for missing peers off the default route.
+	Network netip.Prefix
+	// Bridge is left alone while its MAC is zero.
+	Bridge Bridge
+	// HostRoutes are the stranded pods that need a route of their own to the
+	// bridge, because another node now holds the subnet around them.
+	HostRoutes []netip.Addr
+	// Vxlan is nil while no subnet is held: the device, its peers and the
+	// fence's tokens then stay as they are.
+	Vxlan *Vxlan
+	// Peers are the other nodes. Where two overlap, the earlier one in the
+	// list is programmed and the later one reported as a conflict.
+	Peers []Peer
+	// Masq masquerades what leaves Network.
+	Masq bool
+	// MasqRandomFully adds --random-fully where iptables knows it.
+	MasqRandomFully bool
+	// ForwardAccept accepts forwarded packets from and to Network, after all
+	// other rules of the FORWARD chain.
+	ForwardAccept bool
+}
+
+// BridgeName is the name of the bridge.
+func (d Desired) BridgeName() string { return bridgeName(d.Name) }
+
+// VxlanName is the name of the vxlan device, "" without one.
+func (d Desired) VxlanName() string {
+	if d.Vxlan == nil {
+		return ""
+	}
+	return d.Name + "." + strconv.Itoa(d.Vxlan.VNI)
+}
+
+// Bridge is the device the pods are plugged into.
+type Bridge struct {
+	MAC MAC
+	// MTU is in bytes; 0 leaves it to the kernel.
+	MTU int
+	// Gateways are the bridge's addresses: the live subnet's gateway with the
+	// subnet's length, and one for each stranded subnet, with the subnet's
+	// length or, once another node holds that subnet, as a /32.
+	Gateways []netip.Prefix
+	// Ports are the host ends of the live pods' interfaces. One that exists
+	// is kept up and on the bridge; one that does not is not made.
+	Ports []string
+}
+
+// Vxlan is the overlay device.
+type Vxlan struct {
+	VNI int
+	// Port is the UDP port of the outer packets.
+	Port int
+	// Local is the source address of the outer packets.
+	Local netip.Addr
+	// Parent is the name of the underlay interface.
+	Parent string
+	MAC    MAC
+	// MTU is in bytes; 0 leaves it to the kernel.
+	MTU int
+	// Addr is the subnet's base address with a host length.
+	Addr netip.Prefix
+}
+
+// Peer is another node as the data plane sees it.
+type Peer struct {
+	Subnet netip.Prefix
+	// PublicIP is where the peer's outer packets go.
+	PublicIP netip.Addr
+	// MAC is the peer's VTEP MAC, its token.
+	MAC MAC
+}

@@ -1,0 +1,25 @@
+// Package dataplane keeps the kernel equal to what the node wants of it: the
+// bridge, the vxlan device with its forwarding entries, neighbours and routes,
+// the iptables chains and the few sysctls without which no packet moves.
+//
+// It is level-triggered. A Loop reads the State from the kernel, asks the pure
+// function Plan what differs from the Desired value, applies the resulting
+// operations and reads again; nothing is remembered from one pass to the next
+// that the kernel could be asked for. Netlink notices, a timer, a new Desired
+// value and failures wake it.
+//
+// It promises: what someone deletes or changes comes back within seconds; the
+// pass after a repair writes nothing; links, addresses, routes, rules and
+// chains that are not ours are reported when they clash and never touched; a
+// vxlan device is up only with the fence attached; a peer's route is added
+// only after its token, forwarding entry and neighbour are in place.
+//
+// What is ours: the devices <name>0 and <name>.<number>; addresses inside
+// Network on them; permanent neighbours and static forwarding entries on the
+// vxlan device; routes with RouteProtocol that leave through our devices or
+// are unreachable inside Network; the chains <NAME>-MASQ, <NAME>-FWD and
+// <NAME>-RAW with the rules that jump to them from the base chains.
+//
+// It must not import etcd or the packages ipam, attach, lease, fence, node and
+// api: it learns everything from Desired, and the fence through Guard.
+package dataplane

@@ -1,0 +1,416 @@
+package fakekernel
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+
+	"github.com/tenure-cni/tenure/daemon/dataplane"
+)
+
+// protocolKernel marks the routes that a kernel makes for its addresses.
+const protocolKernel = 2
+
+// IPForward is the path of the sysctl that a new namespace has at 0.
+const IPForward = "net/ipv4/ip_forward"
+
+// Kernel is a dataplane.Kernel in memory. It is safe for concurrent use.
+type Kernel struct {
+	guard dataplane.Guard
+
+	mu    sync.Mutex
+	state dataplane.State
+	index int
+	// fail and failRead, when set, may refuse a call.
+	fail     func(dataplane.Op) error
+	failRead func() error
+	watchers map[chan struct{}]struct{}
+}
+
+// New returns a kernel with one link that is up for each name, and nothing
+// else. The fence is guard.
+func New(guard dataplane.Guard, links ...string) *Kernel {
+	k := &Kernel{
+		guard:    guard,
+		watchers: map[chan struct{}]struct{}{},
+		state: dataplane.State{
+			Links:   map[string]dataplane.Link{},
+			Addrs:   map[dataplane.Addr]struct{}{},
+			Routes:  map[dataplane.Route]struct{}{},
+			FDB:     map[dataplane.FDB]struct{}{},
+			Neighs:  map[dataplane.Neigh]dataplane.MAC{},
+			Sysctls: map[string]string{IPForward: "0"},
+			Rules: &dataplane.Rules{
+				Chains:      map[dataplane.Chain][]string{},
+				Jumps:       map[dataplane.Chain][]string{},
+				RandomFully: true,
+			},
+		},
+	}
+	for _, name := range links {
+		k.addLink(name, dataplane.Link{Kind: "veth", MTU: 1500, Up: true})
+	}
+	return k
+}
+
+// Edit changes the state behind the data plane's back. The fields Fenced and
+// Tokens are the guard's and not looked at.
+func (k *Kernel) Edit(f func(*dataplane.State)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f(&k.state)
+	k.notify()
+}
+
+// FailApply lets f refuse changes from now on; nil ends that.
+func (k *Kernel) FailApply(f func(dataplane.Op) error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fail = f
+}
+
+// FailRead lets f refuse reads from now on; nil ends that.
+func (k *Kernel) FailRead(f func() error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.failRead = f
+}
+
+// Read implements dataplane.Kernel.
+func (k *Kernel) Read(ctx context.Context, rules bool) (dataplane.State, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failRead != nil {
+		if err := k.failRead(); err != nil {
+			return dataplane.State{}, err
+		}
+	}
+	s := k.state.Clone()
+	if !rules {
+		s.Rules = nil
+	}
+	s.Fenced = map[string]bool{}
+	for name, l := range s.Links {
+		if l.Kind != dataplane.KindVxlan {
+			continue
+		}
+		attached, err := k.guard.Attached(ctx, l.Index)
+		if err != nil {
+			s.Faults = append(s.Faults, dataplane.Fault{What: "fence", Why: err.Error()})
+			continue
+		}
+		s.Fenced[name] = attached
+	}
+	tokens, err := k.guard.Tokens()
+	if err != nil {
+		s.Faults = append(s.Faults, dataplane.Fault{What: "fence", Why: err.Error()})
+		return s, nil
+	}
+	s.Tokens = map[dataplane.MAC]netip.Prefix{}
+	for mac, subnet := range tokens {
+		s.Tokens[mac] = subnet
+	}
+	return s, nil
+}
+
+// Apply implements dataplane.Kernel.
+func (k *Kernel) Apply(ctx context.Context, op dataplane.Op) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fail != nil {
+		if err := k.fail(op); err != nil {
+			return err
+		}
+	}
+	defer k.notify()
+	switch c := op.Change.(type) {
+	case dataplane.AttachFence:
+		l, err := k.link(c.Link)
+		if err != nil {
+			return err
+		}
+		return k.guard.Attach(ctx, l.Index)
+	case dataplane.AllowToken:
+		return k.guard.Allow(c.MAC, c.Subnet)
+	case dataplane.DenyToken:
+		return k.guard.Deny(c.MAC)
+	case dataplane.SetSysctl:
+		k.state.Sysctls[c.Path] = c.Value
+		return nil
+	case dataplane.SetRules:
+		return k.setRules(c)
+	case dataplane.SetRoute, dataplane.DelRoute:
+		return k.applyRoute(c)
+	case dataplane.AddAddr, dataplane.DelAddr:
+		return k.applyAddr(c)
+	case dataplane.SetFDB, dataplane.DelFDB, dataplane.SetNeigh, dataplane.DelNeigh:
+		return k.applyNeigh(c)
+	}
+	return k.applyLink(op.Change)
+}
+
+// Watch implements dataplane.Kernel.
+func (k *Kernel) Watch(ctx context.Context) (<-chan struct{}, error) {
+	ch := make(chan struct{}, 1)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.watchers[ch] = struct{}{}
+	context.AfterFunc(ctx, func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		delete(k.watchers, ch)
+		close(ch)
+	})
+	return ch, nil
+}
+
+func (k *Kernel) notify() {
+	for ch := range k.watchers {
+		select {
+		case ch <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (k *Kernel) link(name string) (dataplane.Link, error) {
+	l, ok := k.state.Links[name]
+	if !ok {
+		return l, fmt.Errorf("link %s: %w", name, os.ErrNotExist)
+	}
+	return l, nil
+}
+
+func (k *Kernel) addLink(name string, l dataplane.Link) {
+	k.index++
+	l.Index = k.index
+	k.state.Links[name] = l
+}
+
+func (k *Kernel) applyLink(change dataplane.Change) error {
+	switch c := change.(type) {
+	case dataplane.AddBridge:
+		return k.create(c.Name, dataplane.Link{Kind: dataplane.KindBridge, MAC: c.MAC, MTU: orMTU(0)})
+	case dataplane.AddVxlan:
+		return k.createVxlan(c)
+	case dataplane.DelLink:
+		k.delLink(c.Link)
+		return nil
+	case dataplane.SetMAC:
+		return k.changeLink(c.Link, func(l *dataplane.Link) {
+			l.MAC = c.MAC
+			k.dropNeighs(c.Link)
+		})
+	case dataplane.SetMTU:
+		return k.changeLink(c.Link, func(l *dataplane.Link) { l.MTU = c.MTU })
+	case dataplane.SetUp:
+		return k.changeLink(c.Link, func(l *dataplane.Link) {
+			l.Up = true
+			k.connect(c.Link)
+		})
+	case dataplane.SetDown:
+		return k.changeLink(c.Link, func(l *dataplane.Link) {
+			l.Up = false
+			k.dropNeighs(c.Link)
+			k.dropRoutes(c.Link)
+		})
+	case dataplane.SetPort:
+		if _, err := k.link(c.Bridge); err != nil {
+			return err
+		}
+		return k.changeLink(c.Link, func(l *dataplane.Link) { l.Master, l.Up = c.Bridge, true })
+	}
+	return fmt.Errorf("unknown change: %s", change)
+}
+
+func orMTU(mtu int) int {
+	if mtu == 0 {
+		return 1500
+	}
+	return mtu
+}
+
+func (k *Kernel) create(name string, l dataplane.Link) error {
+	if _, ok := k.state.Links[name]; ok {
+		return syscall.EEXIST
+	}
+	k.addLink(name, l)
+	return nil
+}
+
+// createVxlan allows one device per VNI and port, whatever its addresses.
+func (k *Kernel) createVxlan(c dataplane.AddVxlan) error {
+	if _, err := k.link(c.Tunnel.Parent); err != nil {
+		return err
+	}
+	for _, l := range k.state.Links {
+		same := l.Tunnel.VNI == c.Tunnel.VNI && l.Tunnel.Port == c.Tunnel.Port
+		if l.Kind == dataplane.KindVxlan && same {
+			return syscall.EEXIST
+		}
+	}
+	return k.create(c.Name, dataplane.Link{
+		Kind: dataplane.KindVxlan, MAC: c.MAC, MTU: orMTU(c.MTU), Tunnel: c.Tunnel,
+	})
+}
+
+func (k *Kernel) changeLink(name string, f func(*dataplane.Link)) error {
+	l, err := k.link(name)
+	if err != nil {
+		return err
+	}
+	f(&l)
+	k.state.Links[name] = l
+	return nil
+}
+
+// delLink takes along what stands on the link: addresses, routes, entries,
+// the vxlan devices above it; its ports go free.
+func (k *Kernel) delLink(name string) {
+	delete(k.state.Links, name)
+	k.dropRoutes(name)
+	k.dropNeighs(name)
+	maps.DeleteFunc(k.state.Addrs, func(a dataplane.Addr, _ struct{}) bool { return a.Link == name })
+	maps.DeleteFunc(k.state.FDB, func(f dataplane.FDB, _ struct{}) bool { return f.Link == name })
+	for other, l := range k.state.Links {
+		if l.Kind == dataplane.KindVxlan && l.Tunnel.Parent == name {
+			k.delLink(other)
+		} else if l.Master == name {
+			l.Master = ""
+			k.state.Links[other] = l
+		}
+	}
+}
+
+func (k *Kernel) dropNeighs(link string) {
+	maps.DeleteFunc(k.state.Neighs, func(n dataplane.Neigh, _ dataplane.MAC) bool { return n.Link == link })
+}
+
+func (k *Kernel) dropRoutes(link string) {
+	maps.DeleteFunc(k.state.Routes, func(r dataplane.Route, _ struct{}) bool { return r.Link == link })
+}
+
+func connected(a dataplane.Addr) dataplane.Route {
+	return dataplane.Route{
+		Dst: a.Prefix.Masked(), Link: a.Link, Type: dataplane.RouteUnicast,
+		Protocol: protocolKernel, LinkScope: true,
+	}
+}
+
+// connect makes the routes for a link's addresses.
+func (k *Kernel) connect(link string) {
+	for a := range k.state.Addrs {
+		if a.Link == link && !a.Prefix.IsSingleIP() {
+			k.state.Routes[connected(a)] = struct{}{}
+		}
+	}
+}
+
+func (k *Kernel) applyAddr(change dataplane.Change) error {
+	switch c := change.(type) {
+	case dataplane.AddAddr:
+		l, err := k.link(c.Addr.Link)
+		if err != nil {
+			return err
+		}
+		k.state.Addrs[c.Addr] = struct{}{}
+		if l.Up {
+			k.connect(c.Addr.Link)
+		}
+	case dataplane.DelAddr:
+		k.delAddr(c.Addr)
+	}
+	return nil
+}
+
+// delAddr takes the other addresses of the same prefix along, as a real
+// kernel does when the first of them goes, and with the link's last address
+// all its routes and neighbours.
+func (k *Kernel) delAddr(gone dataplane.Addr) {
+	if _, ok := k.state.Addrs[gone]; !ok {
+		return
+	}
+	last := true
+	for a := range k.state.Addrs {
+		if a.Link == gone.Link && a.Prefix.Masked() == gone.Prefix.Masked() {
+			delete(k.state.Addrs, a)
+		} else if a.Link == gone.Link {
+			last = false
+		}
+	}
+	delete(k.state.Routes, connected(gone))
+	if last {
+		k.dropNeighs(gone.Link)
+		k.dropRoutes(gone.Link)
+	}
+}
+
+func (k *Kernel) applyNeigh(change dataplane.Change) error {
+	switch c := change.(type) {
+	case dataplane.SetFDB:
+		if _, err := k.link(c.FDB.Link); err != nil {
+			return err
+		}
+		k.replaceFDB(c.FDB)
+	case dataplane.DelFDB:
+		delete(k.state.FDB, c.FDB)
+	case dataplane.SetNeigh:
+		l, err := k.link(c.Neigh.Link)
+		if err != nil {
+			return err
+		}
+		if !l.Up {
+			return syscall.ENETDOWN
+		}
+		k.state.Neighs[c.Neigh] = c.MAC
+	case dataplane.DelNeigh:
+		delete(k.state.Neighs, c.Neigh)
+	}
+	return nil
+}
+
+// replaceFDB replaces one entry of the same MAC, not all, as the kernel does.
+func (k *Kernel) replaceFDB(f dataplane.FDB) {
+	if _, ok := k.state.FDB[f]; ok {
+		return
+	}
+	for old := range k.state.FDB {
+		if old.Link == f.Link && old.MAC == f.MAC {
+			delete(k.state.FDB, old)
+			break
+		}
+	}
+	k.state.FDB[f] = struct{}{}
+}
+
+func (k *Kernel) applyRoute(change dataplane.Change) error {
+	switch c := change.(type) {
+	case dataplane.SetRoute:
+		if c.Route.Link != "" {
+			l, err := k.link(c.Route.Link)
+			if err != nil {
+				return err
+			}
+			if !l.Up {
+				return syscall.ENETDOWN
+			}
+		}
+		for r := range k.state.Routes {
+			if r.Dst != c.Route.Dst || r.Metric != c.Route.Metric {
+				continue
+			}
+			if !c.Replace {
+				return syscall.EEXIST
+			}
+			delete(k.state.Routes, r)
+		}
+		k.state.Routes[c.Route] = struct{}{}
+	case dataplane.DelRoute:
+		delete(k.state.Routes, c.Route)
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+package dataplane_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/dataplane/fakekernel"
+	"github.com/tenure-cni/tenure/test/netnstest"
+)
+
+const (
+	instance = "tenure"
+	bridge   = "tenure0"
+	overlay  = "tenure.1"
+	underlay = "up0"
+)
+
+// machine is a kernel under test, a second way into it for changes behind its
+// back, and its fence.
+type machine struct {
+	kernel dataplane.Kernel
+	vandal dataplane.Kernel
+	guard  *fakekernel.Guard
+	// ns is nil for the fake.
+	ns *netnstest.NS
+	// far is the machine at the other end of the underlay, 192.0.2.2; it has
+	// no kernel of its own until openKernel.
+	far *machine
+}
+
+func fakeMachine(*testing.T) *machine {
+	guard := &fakekernel.Guard{}
+	k := fakekernel.New(guard, underlay)
+	return &machine{kernel: k, vandal: k, guard: guard}
+}
+
+// linuxMachine is a namespace with one underlay interface that leads to a
+// second namespace.
+func linuxMachine(t *testing.T, iptables string) *machine {
+	t.Helper()
+	m := &machine{ns: netnstest.New(t), guard: &fakekernel.Guard{}}
+	other := netnstest.New(t)
+	m.sh(t, "ip link add %s type veth peer name up0 netns %s", underlay, other.Path())
+	m.sh(t, "ip addr add 192.0.2.1/24 dev %s && ip link set lo up && ip link set %[1]s up", underlay)
+	m.far = &machine{ns: other, guard: &fakekernel.Guard{}}
+	m.far.sh(t, "ip addr add 192.0.2.2/24 dev up0 && ip link set up0 up")
+	m.kernel, m.vandal = m.openKernel(t, iptables), m.openKernel(t, iptables)
+	return m
+}
+
+func (m *machine) openKernel(t *testing.T, iptables string) dataplane.Kernel {
+	t.Helper()
+	k, err := dataplane.OpenLinux(dataplane.LinuxOptions{
+		Name: instance, Guard: m.guard, NetNS: m.ns.FD(), IPTables: iptables,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Close)
+	return k
+}
+
+// sh runs a shell command in the machine's namespace.
+func (m *machine) sh(t *testing.T, format string, args ...any) string {
+	t.Helper()
+	script := format
+	if len(args) > 0 {
+		script = fmt.Sprintf(format, args...)
+	}
+	var out []byte
+	err := m.ns.Do(func() (err error) {
+		out, err = exec.Command("sh", "-ec", script).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: %v: %s", script, err, out)
+	}
+	return string(out)
+}
+
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs root and network namespaces")
+	}
+}
+
+func (m *machine) read(t *testing.T) dataplane.State {
+	t.Helper()
+	s, err := m.kernel.Read(context.Background(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Faults) > 0 {
+		t.Fatalf("faults: %v", s.Faults)
+	}
+	return s
+}
+
+// change applies one change behind the data plane's back.
+func (m *machine) change(t *testing.T, changes ...dataplane.Change) {
+	t.Helper()
+	if _, err := m.vandal.Read(context.Background(), true); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range changes {
+		if err := m.vandal.Apply(context.Background(), dataplane.Op{Change: c}); err != nil {
+			t.Fatalf("%s: %v", c, err)
+		}
+	}
+}
+
+// converge makes one pass, requires that a second has nothing to do, and
+// returns what the first one did.
+func (m *machine) converge(t *testing.T, want dataplane.Desired) []dataplane.Op {
+	t.Helper()
+	ops, _ := dataplane.Plan(want, m.read(t))
+	for _, op := range ops {
+		if err := m.kernel.Apply(context.Background(), op); err != nil {
+			t.Fatalf("%s: %v\nafter the plan:\n%s", op, err, text(ops))
+		}
+	}
+	if again, _ := dataplane.Plan(want, m.read(t)); len(again) > 0 {
+		t.Fatalf("second pass writes:\n%s\nafter the first wrote:\n%s", text(again), text(ops))
+	}
+	return ops
+}
+
+func text(ops []dataplane.Op) string {
+	lines := make([]string, len(ops))
+	for i, op := range ops {
+		lines[i] = op.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// sameState compares what matters: indexes change when a link is made anew.
+func sameState(t *testing.T, want, got dataplane.State) {
+	t.Helper()
+	opts := cmp.Options{
+		cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, dataplane.Route{}, dataplane.Addr{},
+			dataplane.FDB{}, dataplane.Neigh{}, dataplane.Tunnel{}),
+		cmpopts.IgnoreFields(dataplane.Link{}, "Index"),
+		cmpopts.EquateEmpty(),
+	}
+	if diff := cmp.Diff(want, got, opts); diff != "" {
+		t.Errorf("state differs (-want +got):\n%s", diff)
+	}
+}
+
+func mac(n int) dataplane.MAC {
+	return dataplane.MAC{0x0a, 0x58, 0, 0, byte(n >> 8), byte(n)}
+}
+
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
+
+// peer n holds 10.5.n.0/24.
+func peer(n int) dataplane.Peer {
+	return dataplane.Peer{
+		Subnet:   netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 5, byte(n), 0}), 24),
+		PublicIP: netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}),
+		MAC:      mac(n),
+	}
+}
+
+// node34 wants everything: 10.5.34.0/24 with the given peers.
+func node34(peers ...dataplane.Peer) dataplane.Desired {
+	return dataplane.Desired{
+		Name:    instance,
+		Network: prefix("10.5.0.0/16"),
+		Bridge: dataplane.Bridge{
+			MAC: mac(1000), MTU: 1450, Gateways: []netip.Prefix{prefix("10.5.34.1/24")},
+		},
+		Vxlan: &dataplane.Vxlan{
+			VNI: 1, Port: 8472, Local: addr("192.0.2.1"), Parent: underlay,
+			MAC: mac(34), MTU: 1450, Addr: prefix("10.5.34.0/32"),
+		},
+		Peers:           peers,
+		Masq:            true,
+		MasqRandomFully: true,
+		ForwardAccept:   true,
+	}
+}
+
+func quietLog() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func testLog(t *testing.T) *slog.Logger {
+	if os.Getenv("VERBOSE") == "" {
+		return quietLog()
+	}
+	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+}

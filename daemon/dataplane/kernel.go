@@ -1,0 +1,47 @@
+package dataplane
+
+import (
+	"context"
+	"net/netip"
+)
+
+// RouteProtocol marks our routes, as "proto 90" in the output of ip-route.
+// The number is in the range that the kernel leaves to routing daemons and
+// is listed neither in rt_protos nor by a routing suite.
+const RouteProtocol = 90
+
+// UnreachableMetric is the metric of the unreachable route for Network: the
+// weakest of all, so that any other route for the same prefix is preferred.
+const UnreachableMetric = 4278198272
+
+// Kernel is the kernel as the Loop sees it. The implementations are Linux and
+// fakekernel.Kernel; both pass one conformance suite.
+type Kernel interface {
+	// Read returns the current state. The firewall rules are read only when
+	// asked for, since that costs a process. An error means that nothing can
+	// be said; parts that fail alone are in State.Faults.
+	Read(ctx context.Context, rules bool) (State, error)
+	// Apply makes one change. It succeeds when the change is already made.
+	Apply(ctx context.Context, op Op) error
+	// Watch signals that something may have changed, at least once after each
+	// change. The channel is closed when ctx is done and all is let go.
+	Watch(ctx context.Context) (<-chan struct{}, error)
+}
+
+// Guard is the fence as far as the data plane needs it. Its methods may be
+// called from one goroutine at a time.
+type Guard interface {
+	// Attached reports whether our current program is attached to both
+	// directions of the device.
+	Attached(ctx context.Context, ifindex int) (bool, error)
+	// Attach attaches the program, or replaces an older one atomically. A
+	// program attached anew is closed until somebody proves the lease.
+	Attach(ctx context.Context, ifindex int) error
+	// Tokens returns the VTEP MACs of peers that are let in, each with the
+	// subnet it stands for.
+	Tokens() (map[[6]byte]netip.Prefix, error)
+	// Allow lets mac in for subnet.
+	Allow(mac [6]byte, subnet netip.Prefix) error
+	// Deny shuts mac out; it succeeds when mac is not let in.
+	Deny(mac [6]byte) error
+}

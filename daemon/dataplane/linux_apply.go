@@ -1,0 +1,239 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Apply implements Kernel.
+func (k *Linux) Apply(ctx context.Context, op Op) error {
+	switch c := op.Change.(type) {
+	case AddBridge, AddVxlan, DelLink, SetMAC, SetMTU, SetUp, SetDown, SetPort:
+		return k.applyLink(op.Change)
+	case AttachFence:
+		index, err := k.index(c.Link)
+		if err != nil {
+			return err
+		}
+		return k.opts.Guard.Attach(ctx, index)
+	case AllowToken:
+		return k.opts.Guard.Allow(c.MAC, c.Subnet)
+	case DenyToken:
+		return k.opts.Guard.Deny(c.MAC)
+	case SetSysctl:
+		return k.ns.do(func() error { return os.WriteFile("/proc/sys/"+c.Path, []byte(c.Value), 0o644) })
+	case SetRules:
+		return k.tables.apply(ctx, c.Tables)
+	}
+	return k.applyAddress(op.Change)
+}
+
+// applyLink makes and changes devices.
+func (k *Linux) applyLink(change Change) error {
+	switch c := change.(type) {
+	case AddBridge:
+		return k.addLink(&netlink.Bridge{LinkAttrs: linkAttrs(c.Name, c.MAC, 0)})
+	case AddVxlan:
+		return k.addVxlan(c)
+	case DelLink:
+		return k.delLink(c.Link)
+	case SetPort:
+		return k.setPort(c)
+	case SetMAC:
+		return k.onLink(c.Link, func(l netlink.Link) error {
+			return k.handle.LinkSetHardwareAddr(l, net.HardwareAddr(c.MAC[:]))
+		})
+	case SetMTU:
+		return k.onLink(c.Link, func(l netlink.Link) error { return k.handle.LinkSetMTU(l, c.MTU) })
+	case SetUp:
+		return k.onLink(c.Link, k.handle.LinkSetUp)
+	case SetDown:
+		return k.onLink(c.Link, k.handle.LinkSetDown)
+	}
+	return fmt.Errorf("unknown change of a link: %s", change)
+}
+
+// applyAddress changes what stands on a device.
+func (k *Linux) applyAddress(change Change) error {
+	switch c := change.(type) {
+	case AddAddr:
+		return k.onLink(c.Addr.Link, func(l netlink.Link) error {
+			return k.handle.AddrReplace(l, &netlink.Addr{IPNet: ipNetOf(c.Addr.Prefix)})
+		})
+	case DelAddr:
+		return ignoreGone(k.onLink(c.Addr.Link, func(l netlink.Link) error {
+			return k.handle.AddrDel(l, &netlink.Addr{IPNet: ipNetOf(c.Addr.Prefix)})
+		}))
+	case SetFDB:
+		return k.onNeigh(c.FDB.Link, fdbEntry(c.FDB), k.handle.NeighSet)
+	case DelFDB:
+		return ignoreGone(k.onNeigh(c.FDB.Link, fdbEntry(c.FDB), k.handle.NeighDel))
+	case SetNeigh:
+		return k.onNeigh(c.Neigh.Link, neighbour(c.Neigh, c.MAC), k.handle.NeighSet)
+	case DelNeigh:
+		return ignoreGone(k.onNeigh(c.Neigh.Link, neighbour(c.Neigh, MAC{}), k.handle.NeighDel))
+	case SetRoute:
+		return k.setRoute(c)
+	case DelRoute:
+		return ignoreGone(k.onRoute(c.Route, k.handle.RouteDel))
+	}
+	return fmt.Errorf("unknown change: %s", change)
+}
+
+// index returns a link's index, an error that is os.ErrNotExist without one.
+func (k *Linux) index(name string) (int, error) {
+	if i, ok := k.indexes[name]; ok {
+		return i, nil
+	}
+	l, err := k.handle.LinkByName(name)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) {
+		return 0, fmt.Errorf("link %s: %w", name, os.ErrNotExist)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("find link %s: %w", name, err)
+	}
+	return l.Attrs().Index, nil
+}
+
+func (k *Linux) onLink(name string, f func(netlink.Link) error) error {
+	index, err := k.index(name)
+	if err != nil {
+		return err
+	}
+	return f(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index, Name: name}})
+}
+
+func linkAttrs(name string, mac MAC, mtu int) netlink.LinkAttrs {
+	a := netlink.NewLinkAttrs()
+	a.Name, a.HardwareAddr, a.MTU = name, net.HardwareAddr(mac[:]), mtu
+	return a
+}
+
+func (k *Linux) addLink(l netlink.Link) error {
+	delete(k.indexes, l.Attrs().Name)
+	return k.handle.LinkAdd(l)
+}
+
+func (k *Linux) addVxlan(c AddVxlan) error {
+	parent, err := k.index(c.Tunnel.Parent)
+	if err != nil {
+		return err
+	}
+	return k.addLink(&netlink.Vxlan{
+		LinkAttrs:    linkAttrs(c.Name, c.MAC, c.MTU),
+		VxlanId:      c.Tunnel.VNI,
+		Port:         c.Tunnel.Port,
+		SrcAddr:      c.Tunnel.Local.AsSlice(),
+		VtepDevIndex: parent,
+		Learning:     c.Tunnel.Learning,
+	})
+}
+
+func (k *Linux) delLink(name string) error {
+	err := ignoreGone(k.onLink(name, k.handle.LinkDel))
+	delete(k.indexes, name)
+	return err
+}
+
+// setPort plugs a link into the bridge. Hairpin mode is a setting of the port
+// and so is lost with it.
+func (k *Linux) setPort(c SetPort) error {
+	bridge, err := k.index(c.Bridge)
+	if err != nil {
+		return err
+	}
+	return k.onLink(c.Link, func(l netlink.Link) error {
+		if err := k.handle.LinkSetMasterByIndex(l, bridge); err != nil {
+			return fmt.Errorf("plug in: %w", err)
+		}
+		if err := k.handle.LinkSetHairpin(l, true); err != nil {
+			return fmt.Errorf("set hairpin mode: %w", err)
+		}
+		return k.handle.LinkSetUp(l)
+	})
+}
+
+func (k *Linux) onNeigh(link string, n *netlink.Neigh, f func(*netlink.Neigh) error) error {
+	index, err := k.index(link)
+	if err != nil {
+		return err
+	}
+	n.LinkIndex = index
+	return f(n)
+}
+
+func fdbEntry(f FDB) *netlink.Neigh {
+	return &netlink.Neigh{
+		Family:       unix.AF_BRIDGE,
+		State:        netlink.NUD_PERMANENT,
+		Flags:        netlink.NTF_SELF,
+		IP:           f.Dst.AsSlice(),
+		HardwareAddr: net.HardwareAddr(f.MAC[:]),
+	}
+}
+
+func neighbour(n Neigh, mac MAC) *netlink.Neigh {
+	out := &netlink.Neigh{State: netlink.NUD_PERMANENT, IP: n.Addr.AsSlice()}
+	if mac != (MAC{}) {
+		out.HardwareAddr = net.HardwareAddr(mac[:])
+	}
+	return out
+}
+
+// setRoute never replaces a route unless the plan saw one of ours there: a
+// route of others that came since makes it fail.
+func (k *Linux) setRoute(c SetRoute) error {
+	err := k.onRoute(c.Route, k.handle.RouteAdd)
+	if c.Replace && errors.Is(err, unix.EEXIST) {
+		return k.onRoute(c.Route, k.handle.RouteReplace)
+	}
+	return err
+}
+
+func (k *Linux) onRoute(r Route, f func(*netlink.Route) error) error {
+	out := &netlink.Route{
+		Dst:      ipNetOf(r.Dst),
+		Gw:       r.Via.AsSlice(),
+		Table:    unix.RT_TABLE_MAIN,
+		Type:     unix.RTN_UNICAST,
+		Priority: int(r.Metric),
+		Protocol: netlink.RouteProtocol(r.Protocol),
+	}
+	if r.Type == RouteUnreachable {
+		out.Type = unix.RTN_UNREACHABLE
+	}
+	if r.Onlink {
+		out.Flags = int(netlink.FLAG_ONLINK)
+	}
+	if r.LinkScope {
+		out.Scope = netlink.SCOPE_LINK
+	}
+	if r.Link != "" {
+		index, err := k.index(r.Link)
+		if err != nil {
+			return err
+		}
+		out.LinkIndex = index
+	}
+	return f(out)
+}
+
+// ignoreGone makes a deletion succeed when there was nothing to delete. The
+// kernel says so in a way that depends on the table.
+func ignoreGone(err error) error {
+	for _, gone := range []error{
+		os.ErrNotExist, unix.ENODEV, unix.ESRCH, unix.EADDRNOTAVAIL,
+	} {
+		if errors.Is(err, gone) {
+			return nil
+		}
+	}
+	return err
+}

@@ -1,0 +1,124 @@
+package dataplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+)
+
+const (
+	// lockWait is how many seconds iptables waits for others that hold its
+	// lock.
+	lockWait = "5"
+	// iptablesTimeout ends a run of iptables that hangs.
+	iptablesTimeout = 15 * time.Second
+)
+
+// iptables runs the host's iptables-save and iptables-restore, of the legacy
+// or the nft kind, whichever the name leads to.
+type iptables struct {
+	instance string
+	program  string
+	ns       namespace
+	// path is "" until the program has been found.
+	path        string
+	randomFully bool
+	// noTrackFault says why the raw table is left out.
+	noTrackFault string
+}
+
+func newIPTables(instance, program string, ns namespace) *iptables {
+	return &iptables{instance: instance, program: program, ns: ns}
+}
+
+// find looks the program up, again as long as there is none.
+func (t *iptables) find() error {
+	if t.path != "" {
+		return nil
+	}
+	program := t.program
+	if program == "" {
+		program = "iptables"
+	}
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return fmt.Errorf("find iptables: %w", err)
+	}
+	ipt, err := goiptables.New(goiptables.Path(path))
+	if err != nil {
+		return fmt.Errorf("ask %s for its version: %w", path, err)
+	}
+	t.path, t.randomFully = path, ipt.HasRandomFully()
+	return nil
+}
+
+// read runs iptables-save once.
+func (t *iptables) read(ctx context.Context) (Rules, error) {
+	if err := t.find(); err != nil {
+		return Rules{}, err
+	}
+	saved, err := t.run(ctx, "", "-save")
+	if err != nil {
+		t.path = "" // it may have been replaced by another
+		return Rules{}, err
+	}
+	rules := parseRules(t.instance, saved)
+	rules.RandomFully, rules.NoTrackFault = t.randomFully, t.noTrackFault
+	return rules, nil
+}
+
+// apply runs iptables-restore once. If that fails, each table is tried by
+// itself, so that a table this kernel lacks does not keep the others from
+// being filled. When the raw table is the only one to fail, it is left out
+// from then on: the overlay works without it, only a little slower.
+func (t *iptables) apply(ctx context.Context, edits []TableEdit) error {
+	err := t.restore(ctx, edits)
+	if err == nil {
+		return nil
+	}
+	var raw, others error
+	for _, e := range edits {
+		err := t.restore(ctx, []TableEdit{e})
+		if e.Table == "raw" && len(e.Fill) > 0 {
+			raw = err
+		} else {
+			others = errors.Join(others, err)
+		}
+	}
+	if raw != nil && others == nil {
+		t.noTrackFault = raw.Error()
+		return nil
+	}
+	return errors.Join(raw, others)
+}
+
+func (t *iptables) restore(ctx context.Context, edits []TableEdit) error {
+	var input strings.Builder
+	for _, e := range edits {
+		input.WriteString(e.Restore())
+	}
+	_, err := t.run(ctx, input.String(), "-restore", "--noflush", "--wait", lockWait)
+	return err
+}
+
+// run runs the program's sibling with the suffix and returns its output.
+func (t *iptables) run(ctx context.Context, input, suffix string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, iptablesTimeout)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	err := t.ns.do(func() error {
+		cmd := exec.CommandContext(ctx, t.path+suffix, args...)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &stdout, &stderr
+		return cmd.Run()
+	})
+	if err != nil {
+		return "", fmt.Errorf("run %s%s: %w: %s", t.path, suffix, err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return stdout.String(), nil
+}

@@ -1,0 +1,93 @@
+package dataplane
+
+import (
+	"context"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tenure-cni/tenure/test/netnstest"
+)
+
+// TestWatchP2SurvivesAnOverrun overflows the socket before anybody reads it:
+// that is one notice, and later changes are noticed as before.
+func TestWatchP2SurvivesAnOverrun(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs root and network namespaces")
+	}
+	ns := netnstest.New(t)
+	k, err := OpenLinux(LinuxOptions{Name: "tenure", NetNS: ns.FD()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	socket, err := k.subscribe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := socket.SetReceiveBufferSize(2048, false); err != nil {
+		t.Fatal(err)
+	}
+	lo := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"}}
+	change := func() {
+		a := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 5, 1, 1), Mask: net.CIDRMask(32, 32)}}
+		if err := k.handle.AddrReplace(lo, a); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.handle.AddrDel(lo, a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2000 {
+		change()
+	}
+
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	notices := k.watch(ctx, socket)
+	quiet := false
+	for !quiet { // what was left in the buffer, and the overrun itself
+		select {
+		case <-notices:
+		case <-time.After(200 * time.Millisecond):
+			quiet = true
+		}
+	}
+	change()
+	select {
+	case <-notices:
+	case <-time.After(5 * time.Second):
+		t.Fatal("deaf after an overrun")
+	}
+	cancel()
+	for range notices {
+	}
+}
+
+func TestMatters(t *testing.T) {
+	neigh := func(kind uint16, state uint16) syscall.NetlinkMessage {
+		m := syscall.NetlinkMessage{Data: make([]byte, unix.SizeofNdMsg)}
+		m.Header.Type = kind
+		m.Data[8], m.Data[9] = byte(state), byte(state>>8)
+		return m
+	}
+	for _, c := range []struct {
+		name string
+		msg  syscall.NetlinkMessage
+		want bool
+	}{
+		{"resolved neighbour", neigh(unix.RTM_NEWNEIGH, netlink.NUD_REACHABLE), false},
+		{"stale neighbour", neigh(unix.RTM_NEWNEIGH, netlink.NUD_STALE), false},
+		{"permanent neighbour", neigh(unix.RTM_NEWNEIGH, netlink.NUD_PERMANENT), true},
+		{"deleted neighbour", neigh(unix.RTM_DELNEIGH, netlink.NUD_STALE), true},
+		{"route", syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: unix.RTM_NEWROUTE}}, true},
+	} {
+		if got := matters(c.msg); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}

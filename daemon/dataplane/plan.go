@@ -1,0 +1,280 @@
+package dataplane
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Conflict is something of others that stands in the way, or a wish that
+// cannot be met. Nothing is done about it; everything else goes on.
+type Conflict struct {
+	// What is the part concerned: link, addr, route, peer, parent or notrack.
+	What string
+	// Peer is set when this one peer cannot be programmed because of it.
+	Peer netip.Prefix
+	// Text says what clashes with what.
+	Text string
+}
+
+// Scopes of operations; see Op.
+const (
+	scopeForward = "forward"
+	scopeRules   = "rules"
+	scopeNetwork = "network"
+	scopeBridge  = "bridge"
+	scopeVxlan   = "vxlan"
+)
+
+// Plan returns what has to be done to turn have into want, in an order that
+// is safe to stop at any point, and what stands in the way. It is pure.
+//
+// The order is: forwarding, rules, the unreachable route, the bridge, the
+// vxlan device from creation over the fence to its address, then each peer
+// from token over forwarding entry and neighbour to route; last, from the
+// route down, what is no longer wanted.
+func Plan(want Desired, have State) ([]Op, []Conflict) {
+	p := planAll(want, have)
+	return p.ops, p.conflicts
+}
+
+// planAll is Plan with its scratch, of which the report needs p.blocked.
+func planAll(want Desired, have State) *planner {
+	p := newPlanner(want, have)
+	p.forwarding()
+	p.rules()
+	p.network()
+	p.bridge()
+	p.vxlan()
+	p.foreignRoutes()
+	return p
+}
+
+type planner struct {
+	want Desired
+	have State
+	// places are the routes by what the kernel tells them apart by.
+	places    map[place][]Route
+	ops       []Op
+	conflicts []Conflict
+	// blocked says why no peer can be programmed; "" when they can.
+	blocked string
+	// rejected are peers that cannot be programmed, with the reason.
+	rejected map[Peer]string
+}
+
+func newPlanner(want Desired, have State) *planner {
+	p := &planner{want: want, have: have, places: map[place][]Route{}, rejected: map[Peer]string{}}
+	for r := range have.Routes {
+		p.places[r.place()] = append(p.places[r.place()], r)
+	}
+	for _, routes := range p.places {
+		slices.SortFunc(routes, compareRoutes)
+	}
+	return p
+}
+
+func (p *planner) add(scope string, c Change) {
+	p.ops = append(p.ops, Op{Scope: scope, Change: c})
+}
+
+func (p *planner) conflict(what, format string, args ...any) {
+	p.conflicts = append(p.conflicts, Conflict{What: what, Text: fmt.Sprintf(format, args...)})
+}
+
+func (p *planner) reject(peer Peer, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	p.rejected[peer] = text
+	p.conflicts = append(p.conflicts, Conflict{What: "peer", Peer: peer.Subnet, Text: text})
+}
+
+// ipForward is the switch that routes between interfaces; setting it sets the
+// one of each interface too.
+const ipForward = "net/ipv4/ip_forward"
+
+func forwardingOf(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
+
+// forwarding turns routing on, and on again for each single interface that a
+// pod's packet comes in by: the bridge, the overlay, the underlay.
+func (p *planner) forwarding() {
+	if v, ok := p.have.Sysctls[ipForward]; ok && v != "1" {
+		p.add(scopeForward, SetSysctl{ipForward, "1"})
+		return
+	}
+	links := []string{p.want.BridgeName()}
+	if v := p.want.Vxlan; v != nil {
+		links = append(links, p.want.VxlanName(), v.Parent)
+	}
+	for _, link := range links {
+		if v, ok := p.have.Sysctls[forwardingOf(link)]; ok && v != "1" {
+			p.add(scopeForward+"/"+link, SetSysctl{forwardingOf(link), "1"})
+		}
+	}
+}
+
+func (p *planner) rules() {
+	if p.have.Rules == nil {
+		return
+	}
+	if edits := planRules(p.want, *p.have.Rules); len(edits) > 0 {
+		p.add(scopeRules, SetRules{edits})
+	}
+	if why := p.have.Rules.NoTrackFault; why != "" && p.want.Vxlan != nil {
+		p.conflict("notrack", "outer packets pass through conntrack: %s", why)
+	}
+}
+
+// network keeps the unreachable route for Network. One for an older Network
+// goes; one that does not overlap belongs to another instance.
+func (p *planner) network() {
+	want := Route{
+		Dst: p.want.Network, Type: RouteUnreachable,
+		Metric: UnreachableMetric, Protocol: RouteProtocol,
+	}
+	p.setRoute(scopeNetwork, want, nothingGoes)
+	for _, r := range p.routesThat(func(r Route) bool {
+		return r.Type == RouteUnreachable && r.Protocol == RouteProtocol &&
+			r.place() != want.place() && r.Dst.Overlaps(p.want.Network)
+	}) {
+		p.add(scopeNetwork, DelRoute{r})
+	}
+}
+
+// place is what the kernel tells routes of one table apart by, besides the
+// TOS, which we never set: one route replaces another of the same place.
+type place struct {
+	dst    netip.Prefix
+	metric uint32
+}
+
+func (r Route) place() place { return place{r.Dst, r.Metric} }
+
+// setRoute plans a route unless it is there already. A route of others in its
+// place is returned instead. going picks those that may go with something
+// that is deleted earlier in the same pass, and so do not count.
+func (p *planner) setRoute(scope string, want Route, going func(Route) bool) (foreign *Route) {
+	replace := false
+	for _, r := range p.places[want.place()] {
+		switch {
+		case going(r):
+			replace = replace || r.Protocol == RouteProtocol
+		case r == want:
+			return nil
+		case r.Protocol != RouteProtocol:
+			foreign = &r
+		default:
+			replace = true
+		}
+	}
+	if foreign == nil {
+		p.add(scope, SetRoute{want, replace})
+	}
+	return foreign
+}
+
+func nothingGoes(Route) bool { return false }
+
+// ownRoute reports whether r is a route of ours through link.
+func ownRoute(r Route, link string) bool {
+	return r.Protocol == RouteProtocol && r.Link == link
+}
+
+// addrs adds the missing addresses of a device. fresh says that the device
+// has just been made and has none. It returns the old addresses, for delAddrs,
+// and whether the kernel may have dropped the device's routes and neighbours.
+func (p *planner) addrs(scope, link string, wanted []netip.Prefix, fresh bool) (old []netip.Prefix, flushed bool) {
+	stale := map[netip.Prefix]bool{}
+	if !fresh {
+		for _, a := range keysThat(p.have.Addrs, compareAddrs, func(a Addr) bool {
+			return a.Link == link && !slices.Contains(wanted, a.Prefix)
+		}) {
+			if p.want.Network.Contains(a.Prefix.Addr()) {
+				stale[a.Prefix] = true
+			} else {
+				p.conflict("addr", "address %s of %s is not ours and is left alone", a.Prefix, link)
+			}
+		}
+	}
+	for _, w := range wanted {
+		missing := fresh || !has(p.have.Addrs, Addr{link, w})
+		// With the first address of a prefix the kernel deletes the later
+		// ones of the same prefix too, so it goes before ours comes.
+		for _, s := range sortedPrefixes(stale) {
+			if s.Masked() == w.Masked() {
+				p.add(scope, DelAddr{Addr{link, s}})
+				delete(stale, s)
+				missing, flushed = true, true
+			}
+		}
+		if missing {
+			p.add(scope, AddAddr{Addr{link, w}})
+		}
+	}
+	return sortedPrefixes(stale), flushed
+}
+
+func (p *planner) delAddrs(scope, link string, old []netip.Prefix) {
+	for _, prefix := range old {
+		p.add(scope+"/old", DelAddr{Addr{link, prefix}})
+	}
+}
+
+// foreignRoutes reports the routes of others inside Network. Those that the
+// kernel makes for addresses of our devices are no strangers.
+func (p *planner) foreignRoutes() {
+	for _, r := range p.routesThat(func(r Route) bool {
+		ours := r.Protocol == RouteProtocol || p.isOurLink(r.Link) && r.Protocol == protocolKernel
+		return !ours && r.Dst.Bits() >= p.want.Network.Bits() && p.want.Network.Contains(r.Dst.Addr())
+	}) {
+		p.conflict("route", "route %s lies inside %s, is not ours and is left alone", r, p.want.Network)
+	}
+}
+
+// protocolKernel marks routes that the kernel makes for addresses.
+const protocolKernel = 2
+
+func (p *planner) isOurLink(name string) bool {
+	return name == p.want.BridgeName() || ourVxlan(p.want.Name, name)
+}
+
+func has[K comparable](set map[K]struct{}, k K) bool {
+	_, ok := set[k]
+	return ok
+}
+
+// keysThat picks keys of a map and sorts them. Picking comes first: a pass
+// that finds nothing to do has next to nothing to sort.
+func keysThat[K comparable, V any](m map[K]V, cmp func(a, b K) int, keep func(K) bool) []K {
+	var out []K
+	for k := range m {
+		if keep(k) {
+			out = append(out, k)
+		}
+	}
+	slices.SortFunc(out, cmp)
+	return out
+}
+
+func (p *planner) routesThat(keep func(Route) bool) []Route {
+	return keysThat(p.have.Routes, compareRoutes, keep)
+}
+
+func sortedPrefixes(m map[netip.Prefix]bool) []netip.Prefix {
+	return slices.SortedFunc(maps.Keys(m), netip.Prefix.Compare)
+}
+
+func compareAddrs(a, b Addr) int {
+	if c := strings.Compare(a.Link, b.Link); c != 0 {
+		return c
+	}
+	return a.Prefix.Compare(b.Prefix)
+}
+
+func compareRoutes(a, b Route) int {
+	if c := a.Dst.Compare(b.Dst); c != 0 {
+		return c
+	}
+	return strings.Compare(a.String(), b.String())
+}

@@ -1,0 +1,88 @@
+package dataplane
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// bridge brings the bridge, its ports, its addresses and the host routes of
+// stranded pods in line. What is old on it goes at once and not with the old
+// peers: the prefix of a stranded subnet has to leave the bridge before the
+// route to the subnet's new tenant can be set.
+func (p *planner) bridge() {
+	want, name := p.want.Bridge, p.want.BridgeName()
+	if want.MAC == (MAC{}) {
+		return
+	}
+	link, exists := p.have.Links[name]
+	if exists && link.Kind != KindBridge {
+		p.conflict("link", "%s is a %s and not a bridge, and is left alone", name, link.Kind)
+		return
+	}
+	if !exists {
+		p.add(scopeBridge, AddBridge{name, want.MAC})
+		link.MAC = want.MAC
+	}
+	// The MTU is set after the creation, since only then the kernel stops
+	// adjusting it to that of the ports.
+	p.repairLink(scopeBridge, name, link, want.MAC, want.MTU)
+	if !link.Up {
+		p.add(scopeBridge, SetUp{name})
+	}
+	p.ports(name)
+	old, flushed := p.addrs(scopeBridge, name, want.Gateways, !exists)
+	p.hostRoutes(name, !exists || flushed)
+	p.delAddrs(scopeBridge, name, old)
+}
+
+// repairLink sets MAC and MTU of an existing link. Failing to is not a reason
+// to leave out what stands on it.
+func (p *planner) repairLink(scope, name string, have Link, mac MAC, mtu int) {
+	if have.MAC != mac {
+		p.add(scope+"/mac", SetMAC{name, mac})
+	}
+	if mtu != 0 && have.MTU != mtu {
+		p.add(scope+"/mtu", SetMTU{name, mtu})
+	}
+}
+
+func (p *planner) ports(bridge string) {
+	for _, port := range p.want.Bridge.Ports {
+		link, exists := p.have.Links[port]
+		if exists && (link.Master != bridge || !link.Up) {
+			p.add(scopeBridge+"/port/"+port, SetPort{port, bridge})
+		}
+	}
+}
+
+// hostRoutes keeps one route per stranded pod. all says that the kernel has
+// none, whatever was read.
+func (p *planner) hostRoutes(bridge string, all bool) {
+	wanted := map[place]bool{}
+	for _, pod := range p.want.HostRoutes {
+		r := Route{
+			Dst: netip.PrefixFrom(pod, pod.BitLen()), Link: bridge,
+			Type: RouteUnicast, Protocol: RouteProtocol, LinkScope: true,
+		}
+		wanted[r.place()] = true
+		gone := func(have Route) bool { return all && have.Link == bridge }
+		if foreign := p.setRoute(scopeBridge+"/pod/"+pod.String(), r, gone); foreign != nil {
+			p.conflict("route", "stranded pod %s: route %s is in the way", pod, *foreign)
+		}
+	}
+	for _, r := range p.routesThat(func(r Route) bool {
+		return ownRoute(r, bridge) && !wanted[r.place()]
+	}) {
+		p.add(scopeBridge+"/old", DelRoute{r})
+	}
+}
+
+// leavesBridge reports whether r is a route that the kernel made for an
+// address of the bridge that is not wanted any more, and so goes with it.
+func (p *planner) leavesBridge(r Route) bool {
+	return r.Link == p.want.BridgeName() && r.Protocol == protocolKernel &&
+		p.want.Bridge.MAC != (MAC{}) &&
+		!slices.ContainsFunc(p.want.Bridge.Gateways, func(g netip.Prefix) bool {
+			return g.Masked() == r.Dst
+		})
+}

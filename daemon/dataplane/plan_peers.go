@@ -1,0 +1,234 @@
+package dataplane
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+func peerScope(subnet netip.Prefix) string { return scopeVxlan + "/peer/" + subnet.String() }
+
+// peerItems are the kernel objects of one peer.
+type peerItems struct {
+	peer  Peer
+	scope string
+	fdb   FDB
+	neigh Neigh
+	route Route
+}
+
+func (dev overlay) items(peer Peer) peerItems {
+	base := peer.Subnet.Addr()
+	return peerItems{
+		peer:  peer,
+		scope: peerScope(peer.Subnet),
+		fdb:   FDB{dev.name, peer.MAC, peer.PublicIP},
+		neigh: Neigh{dev.name, base},
+		route: Route{
+			Dst: peer.Subnet, Via: base, Link: dev.name, Type: RouteUnicast,
+			Protocol: RouteProtocol, Onlink: true,
+		},
+	}
+}
+
+// peers brings tokens, forwarding entries, neighbours and routes in line.
+func (p *planner) peers(dev overlay) {
+	if p.have.Tokens == nil {
+		p.blocked = "the fence's tokens cannot be read"
+		return
+	}
+	var items []peerItems
+	for _, peer := range p.acceptedPeers() {
+		items = append(items, dev.items(peer))
+	}
+	gone := p.replacedTokens(items)
+	for _, it := range items {
+		p.setPeer(dev, it)
+	}
+	p.oldPeers(dev, items)
+	for _, mac := range gone {
+		// A scope of its own: nothing that fails before may keep it in.
+		p.add("token/"+mac.String(), DenyToken{mac})
+	}
+}
+
+// acceptedPeers are the peers that can be programmed, in order of subnet.
+func (p *planner) acceptedPeers() []Peer {
+	var out []Peer
+	macs := map[MAC]netip.Prefix{}
+	taken := newPrefixSet()
+	for _, peer := range p.want.Peers {
+		taken.expect(peer.Subnet)
+	}
+	for _, peer := range p.want.Peers {
+		own, overlaps := p.ownOverlap(peer.Subnet)
+		other, clash := taken.overlap(peer.Subnet)
+		same, double := macs[peer.MAC]
+		switch {
+		case overlaps:
+			p.reject(peer, "subnet %s overlaps %s of this node", peer.Subnet, own)
+		case clash:
+			p.reject(peer, "subnet %s overlaps %s of another peer", peer.Subnet, other)
+		case double:
+			p.reject(peer, "VTEP MAC %s is also that of the peer with %s", peer.MAC, same)
+		case peer.PublicIP == p.want.Vxlan.Local:
+			p.reject(peer, "public address %s is this node's own", peer.PublicIP)
+		default:
+			macs[peer.MAC] = peer.Subnet
+			taken.add(peer.Subnet)
+			out = append(out, peer)
+		}
+	}
+	slices.SortFunc(out, func(a, b Peer) int { return a.Subnet.Compare(b.Subnet) })
+	return out
+}
+
+// ownOverlap returns the prefix on this node that subnet overlaps. A gateway
+// with a host length marks a stranded subnet that belongs to a peer now.
+func (p *planner) ownOverlap(subnet netip.Prefix) (netip.Prefix, bool) {
+	if p.want.Vxlan.Addr.Overlaps(subnet) {
+		return p.want.Vxlan.Addr, true
+	}
+	for _, g := range p.want.Bridge.Gateways {
+		if !g.IsSingleIP() && g.Overlaps(subnet) {
+			return g.Masked(), true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// prefixSet holds prefixes that do not overlap.
+type prefixSet struct {
+	// lengths are all that occur in the set or in questions to it, so that
+	// each costs one step per length and not one per member.
+	lengths map[int]bool
+	// covers maps each member, and each prefix of those lengths around one,
+	// to a member.
+	covers map[netip.Prefix]netip.Prefix
+}
+
+func newPrefixSet() *prefixSet {
+	return &prefixSet{map[int]bool{}, map[netip.Prefix]netip.Prefix{}}
+}
+
+// expect makes the length of p known before anything is added.
+func (s *prefixSet) expect(p netip.Prefix) { s.lengths[p.Bits()] = true }
+
+func (s *prefixSet) add(p netip.Prefix) {
+	for bits := range s.lengths {
+		if bits <= p.Bits() {
+			s.covers[netip.PrefixFrom(p.Addr(), bits).Masked()] = p
+		}
+	}
+}
+
+// overlap returns a member that overlaps p.
+func (s *prefixSet) overlap(p netip.Prefix) (netip.Prefix, bool) {
+	if q, ok := s.covers[p]; ok {
+		return q, true
+	}
+	for bits := range s.lengths {
+		if bits >= p.Bits() {
+			continue
+		}
+		around := netip.PrefixFrom(p.Addr(), bits).Masked()
+		if q, ok := s.covers[around]; ok && q == around {
+			return q, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// replacedTokens plans to shut out every MAC that stands for a subnet, or for
+// a part of one, that a peer now has under another MAC. All of that comes
+// before any new token, so that never two are in for one subnet; a MAC that
+// changes its subnet is let in again with its peer. The MACs that stand for
+// no peer at all are returned for later.
+func (p *planner) replacedTokens(items []peerItems) (gone []MAC) {
+	wanted := map[MAC]netip.Prefix{}
+	subnets := newPrefixSet()
+	for _, subnet := range p.have.Tokens {
+		subnets.expect(subnet)
+	}
+	for _, it := range items {
+		subnets.expect(it.peer.Subnet)
+	}
+	for _, it := range items {
+		wanted[it.peer.MAC] = it.peer.Subnet
+		subnets.add(it.peer.Subnet)
+	}
+	for _, mac := range keysThat(p.have.Tokens, compareMACs, func(mac MAC) bool {
+		return wanted[mac] != p.have.Tokens[mac]
+	}) {
+		_, keep := wanted[mac]
+		holder, overlaps := subnets.overlap(p.have.Tokens[mac])
+		if overlaps {
+			p.add(peerScope(holder), DenyToken{mac})
+		} else if !keep {
+			gone = append(gone, mac)
+		}
+	}
+	return gone
+}
+
+func (p *planner) setPeer(dev overlay, it peerItems) {
+	if dev.attached || p.have.Tokens[it.peer.MAC] != it.peer.Subnet {
+		p.add(it.scope, AllowToken{it.peer.MAC, it.peer.Subnet})
+	}
+	if dev.fresh || !has(p.have.FDB, it.fdb) {
+		p.add(it.scope, SetFDB{it.fdb})
+	}
+	mac, ok := p.have.Neighs[it.neigh]
+	if dev.fresh || dev.noNeighs || !ok || mac != it.peer.MAC {
+		p.add(it.scope, SetNeigh{it.neigh, it.peer.MAC})
+	}
+	going := func(r Route) bool {
+		return (dev.fresh || dev.flushed) && r.Link == dev.name || p.leavesBridge(r)
+	}
+	if foreign := p.setRoute(it.scope, it.route, going); foreign != nil {
+		p.reject(it.peer, "route %s is not ours and in the way", *foreign)
+	}
+}
+
+// oldPeers takes down what is on the device and not wanted, routes first.
+func (p *planner) oldPeers(dev overlay, items []peerItems) {
+	if dev.fresh {
+		return
+	}
+	routes, neighs, fdb := map[place]bool{}, map[Neigh]bool{}, map[FDB]bool{}
+	for _, it := range items {
+		routes[it.route.place()], neighs[it.neigh], fdb[it.fdb] = true, true, true
+	}
+	for _, r := range p.routesThat(func(r Route) bool {
+		return ownRoute(r, dev.name) && !routes[r.place()]
+	}) {
+		p.add(peerScope(r.Dst), DelRoute{r})
+	}
+	for _, n := range keysThat(p.have.Neighs, compareNeighs, func(n Neigh) bool {
+		return n.Link == dev.name && !neighs[n]
+	}) {
+		p.add(scopeVxlan+"/old", DelNeigh{n})
+	}
+	p.oldFDB(dev, fdb)
+}
+
+// oldFDB removes forwarding entries that are not wanted, except an only entry
+// that the wanted one for its MAC has replaced.
+func (p *planner) oldFDB(dev overlay, wanted map[FDB]bool) {
+	perMAC := map[MAC]int{}
+	for f := range p.have.FDB {
+		if f.Link == dev.name {
+			perMAC[f.MAC]++
+		}
+	}
+	wantedMACs := map[MAC]bool{}
+	for f := range maps.Keys(wanted) {
+		wantedMACs[f.MAC] = true
+	}
+	for _, f := range keysThat(p.have.FDB, compareFDB, func(f FDB) bool {
+		replaced := wantedMACs[f.MAC] && perMAC[f.MAC] == 1
+		return f.Link == dev.name && !wanted[f] && !replaced
+	}) {
+		p.add(scopeVxlan+"/old", DelFDB{f})
+	}
+}

@@ -1,0 +1,302 @@
+package dataplane_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/dataplane/fakekernel"
+)
+
+// protocolForeign marks the routes of somebody else.
+const protocolForeign = 4
+
+// drawPeers draws peers of which some overlap, share a MAC or have the node's
+// own subnet or address.
+func drawPeers(t *rapid.T) []dataplane.Peer {
+	subnets := []string{
+		"10.5.30.0/24", "10.5.34.0/24", "10.5.35.0/24", "10.5.36.0/24", "10.5.37.0/24", "10.5.36.0/25", "10.5.36.0/23",
+	}
+	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) dataplane.Peer {
+		return dataplane.Peer{
+			Subnet:   prefix(rapid.SampledFrom(subnets).Draw(t, "subnet")),
+			PublicIP: addr(fmt.Sprintf("192.0.2.%d", rapid.IntRange(1, 5).Draw(t, "host"))),
+			MAC:      mac(rapid.IntRange(100, 106).Draw(t, "mac")),
+		}
+	}), 0, 6).Draw(t, "peers")
+}
+
+func drawDesired(t *rapid.T) dataplane.Desired {
+	want := node34(drawPeers(t)...)
+	want.Masq = rapid.Bool().Draw(t, "masq")
+	want.ForwardAccept = rapid.Bool().Draw(t, "forward")
+	switch rapid.IntRange(0, 3).Draw(t, "stranded") {
+	case 1:
+		want.Bridge.Gateways = append(want.Bridge.Gateways, prefix("10.5.30.1/24"))
+	case 2:
+		want.Bridge.Gateways = append(want.Bridge.Gateways, prefix("10.5.30.1/32"))
+		want.HostRoutes = []netip.Addr{addr("10.5.30.7"), addr("10.5.30.8")}
+	}
+	switch rapid.IntRange(0, 9).Draw(t, "vxlan") {
+	case 0:
+		want.Vxlan = nil
+	case 1:
+		want.Vxlan.VNI = 2
+	case 2:
+		want.Vxlan.Port = 4789
+	}
+	return want
+}
+
+// drawDamage draws a change that somebody else might make.
+func drawDamage(t *rapid.T) dataplane.Change {
+	link := rapid.SampledFrom([]string{overlay, bridge, "tenure.2"}).Draw(t, "link")
+	subnet := prefix(rapid.SampledFrom([]string{"10.5.30.0/24", "10.5.35.0/24", "10.5.36.0/24", "10.5.77.0/24"}).Draw(t, "subnet"))
+	m := mac(rapid.IntRange(100, 108).Draw(t, "mac"))
+	route := dataplane.Route{
+		Dst: subnet, Via: subnet.Addr(), Link: link, Type: "unicast", Protocol: dataplane.RouteProtocol, Onlink: true,
+	}
+	foreign := dataplane.Route{Dst: subnet, Link: underlay, Type: "unicast", Protocol: protocolForeign}
+	fdb := dataplane.FDB{Link: link, MAC: m, Dst: addr("192.0.2.4")}
+	neigh := dataplane.Neigh{Link: link, Addr: subnet.Addr()}
+	fill := dataplane.TableEdit{Table: "nat", Fill: []dataplane.ChainRules{{Chain: "TENURE-MASQ", Rules: []string{"-j ACCEPT"}}}}
+	jump := dataplane.TableEdit{Table: "filter", Jump: []dataplane.ChainRule{{Chain: "FORWARD", Rule: "-j TENURE-FWD"}}}
+	return rapid.SampledFrom([]dataplane.Change{
+		dataplane.DelLink{Link: link},
+		dataplane.SetDown{Link: link},
+		dataplane.SetUp{Link: link},
+		dataplane.SetMAC{Link: link, MAC: m},
+		dataplane.SetMTU{Link: link, MTU: 1300},
+		dataplane.AddAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("10.5.34.99/24")}},
+		dataplane.AddAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("198.51.100.1/24")}},
+		dataplane.DelAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("10.5.34.1/24")}},
+		dataplane.DelAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("10.5.34.0/32")}},
+		dataplane.SetRoute{Route: route, Replace: true},
+		dataplane.SetRoute{Route: foreign},
+		dataplane.DelRoute{Route: route},
+		dataplane.SetFDB{FDB: fdb},
+		dataplane.DelFDB{FDB: fdb},
+		dataplane.SetNeigh{Neigh: neigh, MAC: m},
+		dataplane.DelNeigh{Neigh: neigh},
+		dataplane.AllowToken{MAC: m, Subnet: subnet},
+		dataplane.DenyToken{MAC: m},
+		dataplane.SetSysctl{Path: fakekernel.IPForward, Value: "0"},
+		dataplane.SetRules{Tables: []dataplane.TableEdit{fill}},
+		dataplane.SetRules{Tables: []dataplane.TableEdit{jump}},
+	}).Draw(t, "change")
+}
+
+// world is a fake kernel with a past.
+type world struct {
+	t      *rapid.T
+	kernel *fakekernel.Kernel
+	guard  *fakekernel.Guard
+}
+
+// drawWorld draws a kernel in which another wish was fulfilled once, and then
+// others were at work.
+func drawWorld(t *rapid.T) world {
+	guard := &fakekernel.Guard{}
+	w := world{t, fakekernel.New(guard, underlay), guard}
+	if rapid.Bool().Draw(t, "has a past") {
+		w.pass(drawDesired(t), nil)
+	}
+	for _, c := range rapid.SliceOfN(rapid.Custom(drawDamage), 0, 8).Draw(t, "damage") {
+		_ = w.kernel.Apply(context.Background(), dataplane.Op{Change: c})
+	}
+	if rapid.Bool().Draw(t, "fence lost") {
+		w.guard.Detach(w.read().Links[overlay].Index)
+	}
+	return w
+}
+
+func (w world) read() dataplane.State {
+	s, err := w.kernel.Read(context.Background(), true)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s
+}
+
+// pass plans and applies once; check sees the state before and after each
+// change.
+func (w world) pass(want dataplane.Desired, check func(op dataplane.Op, before, after dataplane.State)) []dataplane.Op {
+	ops, _ := dataplane.Plan(want, w.read())
+	for i, op := range ops {
+		before := w.read()
+		if err := w.kernel.Apply(context.Background(), op); err != nil {
+			w.t.Fatalf("change %d, %s: %v; plan:\n%s", i, op, err, text(ops))
+		}
+		if check != nil {
+			check(op, before, w.read())
+		}
+	}
+	return ops
+}
+
+func TestPlanConvergesInOnePass(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w, want := drawWorld(t), drawDesired(t)
+		first := w.pass(want, nil)
+		if second := w.pass(want, nil); len(second) > 0 {
+			t.Fatalf("second pass:\n%s\nfirst pass:\n%s", text(second), text(first))
+		}
+		w.requireWhole(want)
+	})
+}
+
+// requireWhole is a second opinion on what the kernel has to hold for the
+// peers, from the conflicts alone.
+func (w world) requireWhole(want dataplane.Desired) {
+	s := w.read()
+	_, conflicts := dataplane.Plan(want, s)
+	if want.Vxlan == nil {
+		return
+	}
+	name := want.VxlanName()
+	if l := s.Links[name]; !l.Up || !s.Fenced[name] || l.MAC != want.Vxlan.MAC {
+		w.t.Fatalf("device %+v, fenced %v", l, s.Fenced)
+	}
+	for _, p := range want.Peers {
+		if slices.ContainsFunc(conflicts, func(c dataplane.Conflict) bool { return c.Peer == p.Subnet }) {
+			continue
+		}
+		if missing := missingOf(s, name, p, true); missing != "" {
+			w.t.Fatalf("peer %v has no %s", p, missing)
+		}
+	}
+	for a, subnet := range s.Tokens {
+		for b, other := range s.Tokens {
+			if a != b && subnet.Overlaps(other) {
+				w.t.Fatalf("tokens %s and %s are both in for %s", a, b, subnet)
+			}
+		}
+	}
+}
+
+func missingOf(s dataplane.State, link string, p dataplane.Peer, route bool) string {
+	base := p.Subnet.Addr()
+	if s.Tokens[p.MAC] != p.Subnet {
+		return "token"
+	}
+	if _, ok := s.FDB[dataplane.FDB{Link: link, MAC: p.MAC, Dst: p.PublicIP}]; !ok {
+		return "forwarding entry"
+	}
+	if s.Neighs[dataplane.Neigh{Link: link, Addr: base}] != p.MAC {
+		return "neighbour"
+	}
+	r := dataplane.Route{Dst: p.Subnet, Via: base, Link: link, Type: "unicast", Protocol: 90, Onlink: true}
+	if _, ok := s.Routes[r]; route && !ok {
+		return "route"
+	}
+	return ""
+}
+
+func TestPlanIsSafeAfterEachChange(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w, want := drawWorld(t), drawDesired(t)
+		w.pass(want, func(op dataplane.Op, before, after dataplane.State) {
+			switch c := op.Change.(type) {
+			case dataplane.SetUp:
+				if after.Links[c.Link].Kind == dataplane.KindVxlan && !after.Fenced[c.Link] {
+					t.Fatalf("%s without the fence", op)
+				}
+			case dataplane.SetRoute:
+				requireFor(t, op, before, c.Route, want.Peers)
+			case dataplane.AllowToken:
+				for other, subnet := range after.Tokens {
+					if other != c.MAC && subnet.Overlaps(c.Subnet) {
+						t.Fatalf("%s while %s is in for %s", op, other, subnet)
+					}
+				}
+			}
+		})
+	})
+}
+
+// requireFor wants one of the peers to have all that a route for it needs.
+func requireFor(t *rapid.T, op dataplane.Op, s dataplane.State, r dataplane.Route, peers []dataplane.Peer) {
+	missing := ""
+	for _, p := range peers {
+		if p.Subnet == r.Dst && r.Via.IsValid() {
+			if missing = missingOf(s, r.Link, p, false); missing == "" {
+				return
+			}
+		}
+	}
+	if missing != "" {
+		t.Fatalf("%s before its %s", op, missing)
+	}
+}
+
+// TestPlanCanStopAnywhere stops a pass after some changes and starts anew.
+func TestPlanCanStopAnywhere(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w, want := drawWorld(t), drawDesired(t)
+		ops, _ := dataplane.Plan(want, w.read())
+		stop := rapid.IntRange(0, len(ops)).Draw(t, "stop after")
+		for _, op := range ops[:stop] {
+			if err := w.kernel.Apply(context.Background(), op); err != nil {
+				t.Fatalf("%s: %v", op, err)
+			}
+		}
+		w.pass(want, nil)
+		if again := w.pass(want, nil); len(again) > 0 {
+			t.Fatalf("still writes:\n%s", text(again))
+		}
+		w.requireWhole(want)
+	})
+}
+
+func TestPlanIsMinimal(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		guard := &fakekernel.Guard{}
+		w := world{t, fakekernel.New(guard, underlay), guard}
+		peers := []dataplane.Peer{peer(35), peer(36), peer(37), peer(38)}
+		w.pass(node34(peers...), nil)
+		peers = slices.Clone(peers)
+		i := rapid.IntRange(0, len(peers)-1).Draw(t, "which")
+		switch rapid.IntRange(0, 2).Draw(t, "how") {
+		case 0:
+			peers[i].MAC = mac(500)
+		case 1:
+			peers[i].PublicIP = addr("192.0.2.200")
+		case 2:
+			peers = slices.Delete(peers, i, i+1)
+		}
+		ops := w.pass(node34(peers...), nil)
+		if len(ops) == 0 || len(ops) > 5 {
+			t.Fatalf("one peer changed, wrote\n%s", text(ops))
+		}
+	})
+}
+
+func TestPlanLeavesOthersAlone(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w, want := drawWorld(t), drawDesired(t)
+		foreign := func(s dataplane.State) (out []string) {
+			for r := range s.Routes {
+				if r.Protocol == protocolForeign && r.Link == underlay {
+					out = append(out, r.String())
+				}
+			}
+			for a := range s.Addrs {
+				if !want.Network.Contains(a.Prefix.Addr()) && a.Link == bridge {
+					out = append(out, a.String())
+				}
+			}
+			slices.Sort(out)
+			return out
+		}
+		before := foreign(w.read())
+		w.pass(want, nil)
+		if after := foreign(w.read()); !slices.Equal(before, after) {
+			t.Fatalf("before %v, after %v", before, after)
+		}
+	})
+}

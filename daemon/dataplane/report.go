@@ -1,0 +1,108 @@
+package dataplane
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// PeerState says how far a peer is programmed.
+type PeerState string
+
+// The states of a peer in the kernel.
+const (
+	// PeerProgrammed: read back from the kernel, nothing is missing.
+	PeerProgrammed PeerState = "programmed"
+	// PeerPending: being written, or failed and to be tried again.
+	PeerPending PeerState = "pending"
+	// PeerConflict: something of others is in the way.
+	PeerConflict PeerState = "conflict"
+)
+
+// PeerReport is the standing of one peer.
+type PeerReport struct {
+	Peer   Peer
+	State  PeerState
+	Reason string
+}
+
+// Report is the outcome of the latest pass, and counts since the start.
+type Report struct {
+	// Converged: the kernel was read and nothing had to be written for the
+	// newest Desired, without any error.
+	Converged bool
+	// Peers are in the order of Desired.
+	Peers     []PeerReport
+	Conflicts []Conflict
+	// Faults are what could not be read or written in the latest pass.
+	Faults []Fault
+	// Err is the first fault of the latest pass, nil without one.
+	Err error
+	// Passes counts passes.
+	Passes uint64
+	// Writes counts successful changes by Op.Kind.
+	Writes map[string]uint64
+}
+
+// TotalWrites is the sum over all kinds.
+func (r Report) TotalWrites() uint64 {
+	var n uint64
+	for _, w := range r.Writes {
+		n += w
+	}
+	return n
+}
+
+func (r Report) clone() Report {
+	r.Peers = slices.Clone(r.Peers)
+	r.Conflicts = slices.Clone(r.Conflicts)
+	r.Faults = slices.Clone(r.Faults)
+	r.Writes = maps.Clone(r.Writes)
+	return r
+}
+
+// failure is an operation that did not succeed, or was left out because of
+// an earlier one.
+type failure struct {
+	op  Op
+	err error
+}
+
+func (f failure) fault() Fault { return Fault{f.op.String(), f.err.Error()} }
+
+// peerReports judges each peer by the plan: it is programmed when the state
+// that was read left nothing to do for it.
+func peerReports(p *planner, failed []failure) []PeerReport {
+	why := p.pendingReasons(failed)
+	out := make([]PeerReport, 0, len(p.want.Peers))
+	for _, peer := range p.want.Peers {
+		r := PeerReport{Peer: peer, State: PeerProgrammed}
+		if reason, rejected := p.rejected[peer]; rejected {
+			r.State, r.Reason = PeerConflict, reason
+		} else if reason := why(peer); reason != "" {
+			r.State, r.Reason = PeerPending, reason
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// pendingReasons returns what says why a peer is not programmed: what keeps
+// all of them from it, or what failed for this one, or what is being done.
+func (p *planner) pendingReasons(failed []failure) func(Peer) string {
+	failures := map[string]string{}
+	for _, f := range failed {
+		if _, earlier := failures[f.op.Scope]; !earlier {
+			failures[f.op.Scope] = fmt.Sprintf("%s: %v", f.op, f.err)
+		}
+	}
+	planned := map[string]string{}
+	for _, op := range p.ops {
+		planned[op.Scope] = "being programmed: " + op.String()
+	}
+	return func(peer Peer) string {
+		own := peerScope(peer.Subnet)
+		return cmp.Or(p.blocked, failures[scopeVxlan], failures[own], planned[own], planned[scopeVxlan])
+	}
+}

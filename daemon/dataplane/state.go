@@ -1,0 +1,156 @@
+package dataplane
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Kinds of links, as the kernel names them.
+const (
+	KindBridge = "bridge"
+	KindVxlan  = "vxlan"
+)
+
+// State is what the kernel holds, as far as it matters here. Everything in it
+// was read in one go; nothing is remembered.
+type State struct {
+	// Links are all links of the namespace, by name.
+	Links map[string]Link
+	// Addrs are the IPv4 addresses of our devices.
+	Addrs map[Addr]struct{}
+	// Routes are the IPv4 routes of the main table.
+	Routes map[Route]struct{}
+	// FDB are the static forwarding entries of our vxlan devices.
+	FDB map[FDB]struct{}
+	// Neighs are the permanent neighbours on our vxlan devices.
+	Neighs map[Neigh]MAC
+	// Fenced says of each of our vxlan devices whether the fence's current
+	// program is attached both ways. A missing device means "not known".
+	Fenced map[string]bool
+	// Tokens are the VTEP MACs that the fence lets in, with their subnet.
+	// nil means that they could not be read.
+	Tokens map[MAC]netip.Prefix
+	// Sysctls are values under /proc/sys, by path. A missing one was not
+	// readable or belongs to a link that does not exist.
+	Sysctls map[string]string
+	// Rules is nil when the rules were not asked for or could not be read.
+	Rules *Rules
+	// Faults are parts that could not be read; Plan leaves those parts alone.
+	Faults []Fault
+}
+
+// Link is a network device.
+type Link struct {
+	Index int
+	// Kind is the kernel's name of the type, "bridge", "veth", "device".
+	Kind string
+	MAC  MAC
+	MTU  int
+	// Up is the administrative state.
+	Up bool
+	// Master is the name of the bridge the link is a port of.
+	Master string
+	// Tunnel is set for vxlan devices.
+	Tunnel Tunnel
+}
+
+// Tunnel is the part of a vxlan device that cannot be changed once it exists.
+type Tunnel struct {
+	VNI, Port int
+	Local     netip.Addr
+	// Parent is the name of the underlay interface.
+	Parent   string
+	Learning bool
+	// Odd names settings that we never make, such as a multicast group.
+	Odd string
+}
+
+// Addr is an address of a link.
+type Addr struct {
+	Link   string
+	Prefix netip.Prefix
+}
+
+// RouteType is the kind of a route.
+type RouteType string
+
+// The types of routes we make; others are read as their number.
+const (
+	RouteUnicast     RouteType = "unicast"
+	RouteUnreachable RouteType = "unreachable"
+)
+
+// Route is a route of the main table.
+type Route struct {
+	Dst netip.Prefix
+	// Via is the gateway; invalid for a route without one.
+	Via netip.Addr
+	// Link is the outgoing device; "" without one or with several.
+	Link   string
+	Type   RouteType
+	Metric uint32
+	// Protocol says who made the route.
+	Protocol uint8
+	// Onlink trusts Via to be a neighbour although no prefix says so.
+	Onlink bool
+	// LinkScope is set for routes to directly attached hosts.
+	LinkScope bool
+	// Odd names what we never make, such as several next hops.
+	Odd string
+}
+
+// FDB is one static forwarding entry of a vxlan device.
+type FDB struct {
+	Link string
+	MAC  MAC
+	Dst  netip.Addr
+}
+
+// Neigh is the key of one permanent neighbour.
+type Neigh struct {
+	Link string
+	Addr netip.Addr
+}
+
+// Fault is a part of the kernel that could not be read or written, or a wish
+// that cannot be met.
+type Fault struct {
+	// What is the part: "rules", "fence", "sysctl", "notrack" or an operation.
+	What string
+	// Why is the error for people.
+	Why string
+}
+
+// Clone returns a deep copy.
+func (s State) Clone() State {
+	s.Links = maps.Clone(s.Links)
+	s.Addrs = maps.Clone(s.Addrs)
+	s.Routes = maps.Clone(s.Routes)
+	s.FDB = maps.Clone(s.FDB)
+	s.Neighs = maps.Clone(s.Neighs)
+	s.Fenced = maps.Clone(s.Fenced)
+	s.Tokens = maps.Clone(s.Tokens)
+	s.Sysctls = maps.Clone(s.Sysctls)
+	s.Faults = slices.Clone(s.Faults)
+	if s.Rules != nil {
+		r := s.Rules.Clone()
+		s.Rules = &r
+	}
+	return s
+}
+
+func bridgeName(instance string) string { return instance + "0" }
+
+// ourVxlan reports whether name is one that a vxlan device of the instance
+// bears: the instance, a dot, a number.
+func ourVxlan(instance, name string) bool {
+	digits, ok := strings.CutPrefix(name, instance+".")
+	if !ok {
+		return false
+	}
+	_, err := strconv.ParseUint(digits, 10, 32)
+	return err == nil
+}
