@@ -157,24 +157,24 @@ type runner struct {
 
 // rulesSeen remembers when the rules were read; what they are is not.
 type rulesSeen struct {
-	// at is when they were last asked for, and asked for which generation.
+	// at is when they were last asked for, and asked what they should be then.
 	at    time.Time
-	asked uint64
-	// clean is the generation for which they were last found right.
-	clean uint64
+	asked rulesWish
+	// clean: they were found right for asked.
+	clean bool
 	// written: they were changed since, and are to be read back.
 	written bool
 	// faults were met then, and stand until the next look.
 	faults []Fault
 }
 
-func (s rulesSeen) due(generation uint64, every time.Duration) bool {
-	return s.written || s.asked != generation || time.Since(s.at) >= every
+func (s rulesSeen) due(wish rulesWish, every time.Duration) bool {
+	return s.written || s.asked != wish || time.Since(s.at) >= every
 }
 
 // note takes in what a pass that asked for the rules has seen and done.
-func (s *rulesSeen) note(generation uint64, have State, out outcome) {
-	*s = rulesSeen{at: time.Now(), asked: generation, written: out.writes["rules"] > 0}
+func (s *rulesSeen) note(wish rulesWish, have State, out outcome) {
+	*s = rulesSeen{at: time.Now(), asked: wish, written: out.writes["rules"] > 0}
 	for _, f := range have.Faults {
 		if f.What == "rules" {
 			s.faults = append(s.faults, f)
@@ -186,7 +186,7 @@ func (s *rulesSeen) note(generation uint64, have State, out outcome) {
 		}
 	}
 	if have.Rules != nil && !s.written && len(s.faults) == 0 {
-		s.clean = generation
+		s.clean = true
 	}
 }
 
@@ -278,7 +278,10 @@ func (r *runner) pass(ctx context.Context) {
 	want, generation := l.desired, l.generation
 	l.mu.Unlock()
 
-	rules := r.rules.due(generation, l.opts.RulesEvery)
+	// A pod that comes or goes changes what is wanted, but not the rules: it
+	// must not cost a process.
+	wish := want.rulesWish()
+	rules := r.rules.due(wish, l.opts.RulesEvery)
 	have, err := l.kernel.Read(ctx, rules)
 	if err != nil {
 		r.finish(generation, outcome{faults: []Fault{{"read", err.Error()}}})
@@ -287,12 +290,12 @@ func (r *runner) pass(ctx context.Context) {
 	p := planAll(want, have)
 	out := r.apply(ctx, p)
 	if rules {
-		r.rules.note(generation, have, out)
+		r.rules.note(wish, have, out)
 	} else {
 		out.faults = append(out.faults, r.rules.faults...)
 	}
 	out.faults = append(out.faults, have.Faults...)
-	out.clean = len(p.ops) == 0 && len(out.faults) == 0 && r.rules.clean == generation
+	out.clean = len(p.ops) == 0 && len(out.faults) == 0 && r.rules.clean
 	out.peers = peerReports(p, out.failures)
 	out.conflicts = p.conflicts
 	r.finish(generation, out)

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -124,6 +125,22 @@ func ourChains(instance string) []ourChain {
 		{Chain{"nat", prefix + "MASQ"}, []string{"POSTROUTING"}},
 		{Chain{"filter", prefix + "FWD"}, []string{"FORWARD"}},
 	}
+}
+
+// rulesWish is all of a Desired that its rules depend on.
+type rulesWish struct {
+	name                                 string
+	network                              netip.Prefix
+	port                                 int // of the overlay, 0 without one
+	masq, masqRandomFully, forwardAccept bool
+}
+
+func (d Desired) rulesWish() rulesWish {
+	w := rulesWish{name: d.Name, network: d.Network, masq: d.Masq, masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept}
+	if d.Vxlan != nil {
+		w.port = d.Vxlan.Port
+	}
+	return w
 }
 
 // wantChains are the rules of the chains that shall exist. Rules that only

@@ -15,6 +15,7 @@ type table struct {
 	rows    []string
 	columns []string
 	samples map[[2]string][]float64
+	ratios  [][2]string // rows to compare, the first to the second
 }
 
 func newTable(title string) *table {
@@ -33,6 +34,9 @@ func (t *table) add(row, column string, value float64) {
 	t.samples[key] = append(t.samples[key], value)
 }
 
+// ratio adds a row: the medians of one row as multiples of another's.
+func (t *table) ratio(of, to string) { t.ratios = append(t.ratios, [2]string{of, to}) }
+
 // print writes "median (least–greatest)" for each cell.
 func (t *table) print(w io.Writer) error {
 	out := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
@@ -44,7 +48,23 @@ func (t *table) print(w io.Writer) error {
 		}
 		_, _ = fmt.Fprintln(out, strings.Join(cells, "\t"))
 	}
+	for _, r := range t.ratios {
+		cells := []string{"ratio " + r[0] + " : " + r[1]}
+		for _, column := range t.columns {
+			cells = append(cells, t.quotient(r, column))
+		}
+		_, _ = fmt.Fprintln(out, strings.Join(cells, "\t"))
+	}
 	return out.Flush()
+}
+
+// quotient is "-" where there is nothing to divide by.
+func (t *table) quotient(rows [2]string, column string) string {
+	of, to := t.samples[[2]string{rows[0], column}], t.samples[[2]string{rows[1], column}]
+	if len(of) == 0 || len(to) == 0 || median(to) == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", median(of)/median(to))
 }
 
 func cell(samples []float64) string {

@@ -93,7 +93,7 @@ func (d *demo) final(ctx context.Context) error {
 }
 
 func (d *demo) table(ctx context.Context) error {
-	_, _ = fmt.Fprintf(d.out, "\n%-5s %-11s %-14s %-9s %-17s %-11s %-26s %s\n", "NODE", "ADDRESS", "SUBNET", "STATE", "LEASE", "EPOCH", "PEERS", "STRANDED")
+	_, _ = fmt.Fprintf(d.out, "\n%-5s %-11s %-14s %-9s %-17s %-11s %-14s %s\n", "NODE", "ADDRESS", "SUBNET", "STATE", "LEASE", "EPOCH", "PEERS", "PODS")
 	for _, n := range d.lab.Nodes() {
 		var s *api.Status
 		// The data plane follows etcd within a moment.
