@@ -95,7 +95,7 @@ func (s *state) find(k Key) (int, bool) {
 func (s *state) holder(a netip.Addr) string {
 	for _, r := range s.records {
 		if slices.ContainsFunc(r.Addresses, func(p netip.Prefix) bool { return p.Addr() == a }) {
-			return r.Key.String()
+			return r.String()
 		}
 	}
 	return "nobody" // unreachable: every held slot has its record

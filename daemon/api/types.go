@@ -140,9 +140,10 @@ type Peer struct {
 	Subnet   string `json:"subnet"`
 	PublicIP string `json:"publicIP"`
 	Epoch    int64  `json:"epoch"`
-	// State is programmed, pending, conflict or unreachable.
+	// State is programmed, pending, conflict or unreachable; Reason says why
+	// it is not programmed.
 	State  string `json:"state"`
-	Reason string `json:"reason,omitempty"`
+	Reason string `json:"reason"`
 }
 
 // Etcd is the store as this node sees it.
@@ -158,6 +159,8 @@ type Endpoint struct {
 	// Since is when Healthy last changed, RFC 3339.
 	Since   string `json:"since"`
 	Version string `json:"version"`
+	// Reason says why it is not healthy.
+	Reason string `json:"reason,omitempty"`
 }
 
 // Severities of a Problem.

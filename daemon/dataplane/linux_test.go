@@ -279,7 +279,9 @@ func TestLinuxWithoutIPTables(t *testing.T) {
 		t.Errorf("peer %+v", r.Peers[0])
 	}
 	cancel()
-	<-done
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }
 
 // TestLinuxWithoutNoTrack: a kernel that cannot keep packets out of conntrack

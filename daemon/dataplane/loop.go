@@ -225,7 +225,9 @@ func (r *runner) wait(ctx context.Context) {
 	if r.checks = r.wrote == 1 && r.retry == 0; r.checks {
 		return
 	}
-	pause := opts.Backstop
+	// Not a whole Backstop after a pass that did not read the rules: what is
+	// removed there gives no notice.
+	pause := min(opts.Backstop, max(gap, opts.RulesEvery-time.Since(r.rules.at)))
 	if r.retry != 0 {
 		pause = r.retry
 	}

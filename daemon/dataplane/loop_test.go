@@ -328,7 +328,9 @@ func TestLoopGoesOnWithoutNotices(t *testing.T) {
 			t.Errorf("not repaired: %v", s.FDB)
 		}
 		cancel()
-		<-done
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 	})
 }
 

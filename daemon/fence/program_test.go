@@ -224,7 +224,7 @@ func judge(k form, d direction, fr []byte, open bool, subnets Subnets, network N
 	}
 	home := !inAny(network, ours) || inAny(subnets, ours)
 	switch {
-	case k == uplink && !(inAny(network, ours) && inAny(network, theirs)):
+	case k == uplink && (!inAny(network, ours) || !inAny(network, theirs)):
 		return "pass"
 	case !open:
 		return "closed"

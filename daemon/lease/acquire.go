@@ -60,7 +60,7 @@ func (a attempt) take(ctx context.Context, c Candidate, r Record, o Owner) (Hold
 	switch {
 	case err == nil && resp.Succeeded:
 		rev := resp.Header.Revision
-		return newHolding(a.keys, Entry{Subnets: c.Subnets, Record: r, Lease: a.lease,
+		return NewHolding(a.keys, Entry{Subnets: c.Subnets, Record: r, Lease: a.lease,
 			CreateRevision: rev, ModRevision: rev}, a.ttl)
 	case err == nil:
 		return Holding{}, fmt.Errorf("acquire %s: %w", c.Subnets, errLostRace)
@@ -73,7 +73,7 @@ func (a attempt) resolve(ctx context.Context, c Candidate, cause error) (Holding
 	for pause := newPause(); ; {
 		e, err := a.readBack(ctx, c.Subnets)
 		if err == nil && e.Lease == a.lease {
-			return newHolding(a.keys, e, a.ttl)
+			return NewHolding(a.keys, e, a.ttl)
 		}
 		if err == nil {
 			if err = revoke(ctx, a.client, a.lease, a.call); err == nil {

@@ -192,7 +192,7 @@ type taken struct {
 func newTaken(n conf.Network, s *Snapshot, node string) taken {
 	t := taken{exact: make(map[netip.Prefix]bool, len(s.Entries))}
 	for _, e := range s.Entries {
-		for _, p := range e.Subnets.All() {
+		for _, p := range e.All() {
 			t.add(n, p)
 		}
 	}

@@ -23,7 +23,7 @@ type decision struct {
 // directory that was copied, or a machine that was away while its subnet went
 // to somebody else, finds a foreign UID or boot there and takes another
 // subnet. inForce is the config that was judged good, or why it was not.
-func decide(s *Snapshot, m Memory, node, boot string, inForce func() (*conf.Network, error)) decision {
+func decide(s *Snapshot, m Memory, boot string, inForce func() (*conf.Network, error)) decision {
 	d := decision{missing: missing(s, m)}
 	if own := ownEntry(s, m, boot); own != nil {
 		d.resume = own

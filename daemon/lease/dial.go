@@ -7,6 +7,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/tenure-cni/tenure/conf"
 )
@@ -16,6 +18,10 @@ const (
 	dialTimeout      = 5 * time.Second
 	keepaliveEvery   = 10 * time.Second
 	keepaliveTimeout = 5 * time.Second
+	// reconnectMax is the longest pause between two attempts to connect. gRPC's
+	// own grows to two minutes, which a fenced node would wait after etcd is
+	// back.
+	reconnectMax = 3 * time.Second
 )
 
 // Dial makes an etcd client, which the caller closes. Connections are made as
@@ -30,7 +36,8 @@ func Dial(e conf.Etcd) (*clientv3.Client, error) {
 		Endpoints: e.Endpoints, DialTimeout: dialTimeout,
 		DialKeepAliveTime: keepaliveEvery, DialKeepAliveTimeout: keepaliveTimeout, PermitWithoutStream: true,
 		Username: e.Username, Password: password,
-		Logger: zap.NewNop(), // its warnings repeat without bound; ours do not
+		DialOptions: []grpc.DialOption{reconnect()},
+		Logger:      zap.NewNop(), // its warnings repeat without bound; ours do not
 	}
 	if e.CAFile != "" || e.CertFile != "" {
 		info := transport.TLSInfo{TrustedCAFile: e.CAFile, CertFile: e.CertFile, KeyFile: e.KeyFile}
@@ -43,4 +50,10 @@ func Dial(e conf.Etcd) (*clientv3.Client, error) {
 		return nil, fmt.Errorf("etcd client for %v: %w", e.Endpoints, err)
 	}
 	return c, nil
+}
+
+func reconnect() grpc.DialOption {
+	b := backoff.DefaultConfig
+	b.BaseDelay, b.MaxDelay = 100*time.Millisecond, reconnectMax
+	return grpc.WithConnectParams(grpc.ConnectParams{Backoff: b, MinConnectTimeout: dialTimeout})
 }

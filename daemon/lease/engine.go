@@ -42,6 +42,8 @@ type Config struct {
 	// Dial makes the etcd client. It is called again after a pause while it
 	// fails, which with passwords it does as long as etcd is away.
 	Dial func() (*clientv3.Client, error)
+	// Endpoints are etcd's URLs, for people.
+	Endpoints []string
 	// Prefix is --etcd-prefix.
 	Prefix string
 	// Node is --node-name.
@@ -162,7 +164,7 @@ func (e *Engine) restore() {
 	if live != sub || deadline == 0 {
 		return
 	}
-	h, err := newHolding(e.keys, Entry{Subnets: sub, Record: m.Held.Record, Lease: m.Held.Lease,
+	h, err := NewHolding(e.keys, Entry{Subnets: sub, Record: m.Held.Record, Lease: m.Held.Lease,
 		CreateRevision: m.Held.CreateRevision, ModRevision: m.Held.ModRevision},
 		time.Duration(m.Held.TTLSeconds)*time.Second)
 	if err != nil {
@@ -228,7 +230,7 @@ func (e *Engine) settleIn(ctx context.Context) time.Duration {
 	}
 	e.reachable()
 	e.adopt(s)
-	d := decide(s, e.cfg.Memory.Get(), e.cfg.Node, e.cfg.Boot, e.networkInForce(s))
+	d := decide(s, e.cfg.Memory.Get(), e.cfg.Boot, e.networkInForce(s))
 	if d.resume == nil && e.tenancy() != nil {
 		e.lose("after the restart " + d.missing)
 	}
@@ -284,7 +286,7 @@ func (e *Engine) resume(ctx context.Context, own Entry) time.Duration {
 	if h := e.tenancy(); h != nil {
 		ttl = h.ttl
 	}
-	h, err := newHolding(e.keys, own, ttl)
+	h, err := NewHolding(e.keys, own, ttl)
 	if err != nil {
 		e.log.Error("own key cannot be resumed", "error", err)
 		return jitter(retryWaiting)
@@ -334,7 +336,9 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 		e.unproven(t, v.err)
 		return min(Interval(t.ttl), jitter(retryUnproven(t.ttl)))
 	}
-	e.proven(gen, t, v)
+	if !e.proven(gen, t, v) {
+		return retryUnproven(t.ttl)
+	}
 	e.publish(ctx)
 	return jitter(Interval(v.holding.ttl))
 }
@@ -345,16 +349,17 @@ func retryUnproven(ttl time.Duration) time.Duration {
 	return min(max(ttl/10, 200*time.Millisecond), 5*time.Second)
 }
 
-// proven arms the fence, unless the tenancy was lost while the cycle ran.
-func (e *Engine) proven(gen uint64, t tenancy, v verdict) {
+// proven arms the fence, unless the tenancy was lost while the cycle ran: then
+// it is false, and what the cycle has proven counts for nothing.
+func (e *Engine) proven(gen uint64, t tenancy, v verdict) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.held == nil || e.held.lease != t.lease || e.held.create != t.create {
-		return
+		return false
 	}
 	if err := e.fence.Arm(gen, v.deadline); err != nil {
 		e.log.Warn("the fence was not armed", "error", err)
-		return
+		return false
 	}
 	if t.lastProof == 0 || t.unproven != nil {
 		e.log.Info("subnet proven", "subnet", v.holding.subnets, "lease", leaseHex(v.holding.lease),
@@ -363,6 +368,7 @@ func (e *Engine) proven(gen uint64, t tenancy, v verdict) {
 	e.held = &tenancy{Holding: v.holding, deadline: v.deadline, lastProof: v.t0}
 	e.reachableLocked()
 	e.signal()
+	return true
 }
 
 // unproven notes that a cycle concluded nothing: the deadline stands.
@@ -527,7 +533,7 @@ const firstRetry = 200 * time.Millisecond
 func (e *Engine) publish(ctx context.Context) {
 	t := e.tenancy()
 	n := e.inForce()
-	if t == nil || n == nil {
+	if t == nil || n == nil || e.cfg.Ready() != nil {
 		return
 	}
 	want, err := e.record(*n, t.subnets, t.Epoch())

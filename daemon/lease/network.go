@@ -48,7 +48,7 @@ func (e *Engine) judge(s *Snapshot) (*conf.Network, error) {
 	}
 	var faults conf.Faults
 	for _, entry := range s.Entries {
-		faults = append(faults, conf.Judge(n, entry.Subnets.All())...)
+		faults = append(faults, conf.Judge(n, entry.All())...)
 	}
 	if len(faults) > 0 {
 		return nil, faults

@@ -110,12 +110,12 @@ func TestVTEPMACIsAPureFunctionOfTheOwnership(t *testing.T) {
 
 func TestHoldingCannotBeBuiltWithLeaseZero(t *testing.T) {
 	e := Entry{Subnets: Subnets{V4: netip.MustParsePrefix("10.5.1.0/24")}, CreateRevision: 3, ModRevision: 3}
-	if _, err := newHolding(NewKeys("/p"), e, time.Minute); !errors.Is(err, ErrNoLease) {
-		t.Errorf("newHolding with lease 0: %v, want ErrNoLease", err)
+	if _, err := NewHolding(NewKeys("/p"), e, time.Minute); !errors.Is(err, ErrNoLease) {
+		t.Errorf("NewHolding with lease 0: %v, want ErrNoLease", err)
 	}
 	e.Lease, e.CreateRevision = 9, 0
-	if _, err := newHolding(NewKeys("/p"), e, time.Minute); err == nil {
-		t.Error("newHolding took a key that does not exist")
+	if _, err := NewHolding(NewKeys("/p"), e, time.Minute); err == nil {
+		t.Error("NewHolding took a key that does not exist")
 	}
 	if _, err := acquire(NewKeys("/p"), Candidate{Subnets: e.Subnets}, 0, Record{}, &Snapshot{}, Owner{}); !errors.Is(err, ErrNoLease) {
 		t.Errorf("acquire with lease 0: %v, want ErrNoLease", err)
@@ -154,7 +154,7 @@ func TestCycleCountsFromBeforeTheSend(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		k := NewKeys("/p")
 		e := Entry{Subnets: Subnets{V4: netip.MustParsePrefix("10.5.1.0/24")}, Lease: 5, CreateRevision: 3, ModRevision: 3}
-		h, err := newHolding(k, e, 10*time.Second)
+		h, err := NewHolding(k, e, 10*time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -343,7 +343,7 @@ func TestDecide(t *testing.T) {
 		{"own key without a lease", with(func(s *Snapshot) { s.Entries = own("me", "now", 0) }), "acquire"},
 	} {
 		m := Memory{UID: "me", Held: &MemoryOfHolding{Subnet: sub.Key()}}
-		d := decide(c.s, m, "me", "now", good)
+		d := decide(c.s, m, "now", good)
 		got := "acquire"
 		switch {
 		case d.resume != nil:
@@ -355,7 +355,7 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%s: %s (%+v), want %s", c.name, got, d, c.want)
 		}
 	}
-	if d := decide(&born, Memory{UID: "me"}, "me", "now", func() (*conf.Network, error) { return nil, errNotJudged }); d.wait == "" {
+	if d := decide(&born, Memory{UID: "me"}, "now", func() (*conf.Network, error) { return nil, errNotJudged }); d.wait == "" {
 		t.Error("a bad config was used to acquire")
 	}
 }

@@ -38,8 +38,9 @@ type Holding struct {
 	record  Record
 }
 
-// newHolding takes what etcd answered about the key.
-func newHolding(keys Keys, e Entry, ttl time.Duration) (Holding, error) {
+// NewHolding takes what etcd answered about a key. It is a claim until a proof
+// with its Cmps says otherwise; with lease 0 it is ErrNoLease.
+func NewHolding(keys Keys, e Entry, ttl time.Duration) (Holding, error) {
 	if e.Lease == 0 {
 		return Holding{}, fmt.Errorf("%s: %w", keys.Subnet(e.Subnets), ErrNoLease)
 	}

@@ -86,6 +86,9 @@ func (e *Engine) stateLocked(now time.Duration) (api.State, string) {
 		return api.StateStarting, "etcd has not answered yet"
 	case h == nil:
 		return api.StateWaiting, e.waiting
+	case now >= h.deadline && errors.Is(h.unproven, errRestarted) && e.etcdErr == nil:
+		// Just acquired, or found after the deadline: the first cycle is on its way.
+		return api.StateStarting, fmt.Sprintf("%s is about to be proven", h.subnets)
 	case now >= h.deadline && h.unproven != nil:
 		return api.StateFenced, fmt.Sprintf("the overlay of %s is closed: no proof from etcd before the deadline (%v)", h.subnets, h.unproven)
 	case now >= h.deadline:
@@ -98,7 +101,8 @@ func (e *Engine) stateLocked(now time.Duration) (api.State, string) {
 }
 
 func (e *Engine) awayText() string {
-	return fmt.Sprintf("etcd does not answer since %s: %v", e.etcdDown.UTC().Format(time.RFC3339), e.etcdErr)
+	return fmt.Sprintf("etcd at %s does not answer since %s: %v",
+		strings.Join(e.cfg.Endpoints, ", "), e.etcdDown.UTC().Format(time.RFC3339), e.etcdErr)
 }
 
 // problemsLocked adds what follows from the state to what has been noted.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -22,10 +21,9 @@ type Watcher struct {
 	resync time.Duration
 	onNew  func(*Snapshot)
 
-	mu     sync.Mutex
-	latest *Snapshot
-	err    error     // of the last list or watch, nil while watching
-	since  time.Time // when err began
+	// Run's own.
+	err   error     // of the last list or watch, nil while watching
+	since time.Time // when err began
 }
 
 // resyncEvery bounds how long a lost event can go unnoticed.
@@ -35,20 +33,6 @@ const resyncEvery = 4 * time.Minute
 // Snapshot, in order of revision.
 func NewWatcher(c *clientv3.Client, k Keys, log *slog.Logger, onNew func(*Snapshot)) *Watcher {
 	return &Watcher{client: c, keys: k, log: log, call: maxCall, resync: resyncEvery, onNew: onNew}
-}
-
-// Latest is the newest snapshot, nil before the first list.
-func (w *Watcher) Latest() *Snapshot {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.latest
-}
-
-// Err is why there is no watch right now and since when; nil while there is.
-func (w *Watcher) Err() (error, time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.err, w.since
 }
 
 // Run lists and watches until ctx ends. It never gives up.
@@ -125,18 +109,14 @@ func list(ctx context.Context, c *clientv3.Client, m *mirror, timeout time.Durat
 }
 
 func (w *Watcher) publish(s *Snapshot) {
-	w.mu.Lock()
 	if w.err != nil {
 		w.log.Info("etcd answers again", "after", time.Since(w.since).Round(time.Millisecond), "revision", s.Revision)
 	}
-	w.latest, w.err = s, nil
-	w.mu.Unlock()
+	w.err = nil
 	w.onNew(s)
 }
 
 func (w *Watcher) fail(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.err == nil {
 		w.since = time.Now()
 		w.log.Warn("etcd does not answer, trying on", "error", err)

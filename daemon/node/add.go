@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -102,9 +103,10 @@ func notHeld(v lease.View) error {
 	return cniError(api.CodeTryAgain, "this node may not give out addresses now: it is %s: %s; try again later, see tenurectl status", v.State, v.Reason)
 }
 
-// awaitBridge waits once per subnet until the data plane is complete. What is
-// missing after that time, a peer for instance, does not keep pods from
-// starting: if it is the bridge, attaching says so.
+// awaitBridge waits until the data plane is complete, for the first pods of a
+// subnet only. What is missing after that time, the iptables program for
+// instance, does not keep pods from starting: if it is the bridge, attaching
+// says so.
 func (n *Node) awaitBridge(ctx context.Context, v lease.View) {
 	held := v.Holding.Subnets()
 	n.mu.Lock()
@@ -113,11 +115,15 @@ func (n *Node) awaitBridge(ctx context.Context, v lease.View) {
 	if ready {
 		return
 	}
+	n.steer() // Run may not have heard of this subnet yet
 	ctx, cancel := context.WithTimeout(ctx, bridgeWait)
 	defer cancel()
-	if err := n.cfg.Plane.WaitConverged(ctx); err != nil {
-		n.cfg.Log.Warn("data plane not complete yet", "subnet", held, "error", err)
-		return
+	err := n.cfg.Plane.WaitConverged(ctx)
+	if errors.Is(err, context.Canceled) {
+		return // the caller has gone
+	}
+	if err != nil {
+		n.cfg.Log.Warn("data plane not complete, pods are added all the same", "subnet", held, "error", err)
 	}
 	n.mu.Lock()
 	n.ready = held

@@ -56,9 +56,11 @@ func Desired(v lease.View, u Underlay, pods []ipam.Allocation, c Config) (datapl
 }
 
 // wireOverlay adds the vxlan device and the peers while a subnet is held.
-// Without one they stay as they are in the kernel, closed by the fence.
+// Without one they stay as they are in the kernel, closed by the fence. So
+// they do after a restart until etcd has been heard: that no peer is known yet
+// does not mean that there is none.
 func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
-	if !v.Held {
+	if !v.Held || v.Snapshot == nil {
 		return
 	}
 	held := v.Holding.Subnets()

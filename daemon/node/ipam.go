@@ -55,7 +55,8 @@ func (n *Node) IPAMDel(ctx context.Context, r *api.Request) *api.Response {
 	return n.answer("IPAM DEL", r, nil, n.del(ctx, r, n.free))
 }
 
-// IPAMCheck: the address is on record, and in the runtime's result.
+// IPAMCheck answers CHECK of tenure-ipam: the address is on record, and in the
+// runtime's result.
 func (n *Node) IPAMCheck(_ context.Context, r *api.Request) *api.Response {
 	_, _, err := n.recorded(r)
 	return n.answer("IPAM CHECK", r, nil, err)

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"log/slog"
+	"reflect"
 	"sync"
 	"time"
 
@@ -37,6 +38,7 @@ type Plane interface {
 // Store tells about etcd's endpoints.
 type Store interface {
 	Endpoints() []api.Endpoint
+	Problems() []api.Problem
 }
 
 // Config is what a Node works with; all fields are required.
@@ -72,7 +74,10 @@ type Node struct {
 	changed chan struct{} // capacity 1: the ledger changed, Desired may too
 
 	mu    sync.Mutex
-	ready lease.Subnets // the subnet for which the bridge was seen complete
+	ready lease.Subnets // the subnet for which the bridge has been waited for
+
+	steering sync.Mutex
+	steered  dataplane.Desired // what the data plane was told last
 }
 
 // New returns a Node that has done nothing yet. Run must run for its ADDs to
@@ -84,13 +89,8 @@ func New(cfg Config) *Node {
 // Run keeps the data plane's Desired up to date until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
 	for {
-		v, changed := n.cfg.Tenancy.Changed()
-		u, ok := n.cfg.Underlay()
-		if ok {
-			if d, wanted := Desired(v, u, n.cfg.Ledger.List(), n.cfg); wanted {
-				n.cfg.Plane.Set(d)
-			}
-		}
+		_, changed := n.cfg.Tenancy.Changed()
+		n.steer()
 		retry := time.NewTimer(underlayPoll)
 		select {
 		case <-ctx.Done():
@@ -101,6 +101,22 @@ func (n *Node) Run(ctx context.Context) error {
 		case <-retry.C:
 		}
 		retry.Stop()
+	}
+}
+
+// steer tells the data plane what is wanted now, if that is news.
+func (n *Node) steer() {
+	n.steering.Lock()
+	defer n.steering.Unlock()
+	u, ok := n.cfg.Underlay()
+	if !ok {
+		return
+	}
+	v, _ := n.cfg.Tenancy.Changed()
+	d, wanted := Desired(v, u, n.cfg.Ledger.List(), n.cfg)
+	if wanted && !reflect.DeepEqual(d, n.steered) {
+		n.cfg.Plane.Set(d)
+		n.steered = d
 	}
 }
 

@@ -40,6 +40,7 @@ func (n *Node) Status() *api.Status {
 	s.Stranded = append(s.Stranded, stranded(v, pods)...)
 	s.Peers = append(s.Peers, peerStates(v, u, report)...)
 	s.Problems = append(s.Problems, v.Problems...)
+	s.Problems = append(s.Problems, n.cfg.Store.Problems()...)
 	s.Problems = append(s.Problems, planeProblems(report)...)
 	if len(s.Stranded) > 0 {
 		s.Problems = append(s.Problems, strandedProblem(s.Stranded))
@@ -133,7 +134,7 @@ func (f *firstSeen) stamp(all []api.Problem) {
 func peerStates(v lease.View, u Underlay, r dataplane.Report) []api.Peer {
 	var all []api.Peer
 	for _, p := range peers(v, u) {
-		one := api.Peer{Node: p.entry.Tenant().Node, Subnet: p.entry.Subnets.String(),
+		one := api.Peer{Node: p.entry.Tenant().Node, Subnet: p.entry.String(),
 			PublicIP: p.entry.PublicIP.String(), Epoch: p.entry.Tenant().Epoch, State: api.PeerPending}
 		if p.reason != "" {
 			one.State, one.Reason = api.PeerConflict, p.reason
@@ -158,7 +159,12 @@ func planeProblems(r dataplane.Report) []api.Problem {
 	}
 	var foreign []string
 	for _, c := range r.Conflicts {
-		if !c.Peer.IsValid() { // a peer's own conflict is told with the peer
+		switch {
+		case c.Peer.IsValid(): // told with the peer
+		case c.What == "parent":
+			all = append(all, problem("underlay-missing", api.SeverityError, c.Text+"; no packet reaches another node",
+				"bring the interface back, or name another with --iface; the overlay is rebuilt by itself"))
+		default:
 			foreign = append(foreign, c.Text)
 		}
 	}

@@ -78,13 +78,21 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 // ServeMetrics answers /metrics, /healthz (the daemon lives) and /readyz (an
 // ADD would be served) on addr until ctx ends.
 func ServeMetrics(ctx context.Context, addr string, status func() *api.Status) error {
+	h, err := metricsMux(status)
+	if err != nil {
+		return err
+	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return fmt.Errorf("listen for metrics: %w", err)
 	}
+	return serve(ctx, l, &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second})
+}
+
+func metricsMux(status func() *api.Status) (http.Handler, error) {
 	r := prometheus.NewRegistry()
 	if err := r.Register(newCollector(status)); err != nil {
-		return fmt.Errorf("register metrics: %w", err)
+		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	m := http.NewServeMux()
 	m.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
@@ -97,5 +105,5 @@ func ServeMetrics(ctx context.Context, addr string, status func() *api.Status) e
 		}
 		_, _ = fmt.Fprintln(w, "ok")
 	})
-	return serve(ctx, l, &http.Server{Handler: m, ReadHeaderTimeout: 5 * time.Second})
+	return m, nil
 }

@@ -64,11 +64,13 @@ func networkConfig(network, config string) ([]byte, []string, error) {
 		if _, err := netip.ParsePrefix(network); err != nil {
 			return nil, nil, fmt.Errorf("--network: %w", err)
 		}
-		key := "Network"
+		whole := map[string]any{"Backend": map[string]string{"Type": conf.BackendVXLAN}}
 		if strings.Contains(network, ":") {
-			key = "IPv6Network"
+			whole["IPv6Network"], whole["EnableIPv6"], whole["EnableIPv4"] = network, true, false
+		} else {
+			whole["Network"] = network
 		}
-		b, err := json.Marshal(map[string]any{key: network, "Backend": map[string]string{"Type": conf.BackendVXLAN}})
+		b, err := json.Marshal(whole)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -88,8 +88,8 @@ func printTable(out io.Writer, s *api.Status) error {
 	line("network", orNone(s.Network))
 	line("subnet", orNone(strings.TrimSpace(s.Subnet+" "+s.Subnet6)))
 	if s.Lease != nil {
-		line("lease", fmt.Sprintf("%s, ttl %s, overlay closes in %s, last proof %s, epoch %d", s.Lease.ID,
-			time.Duration(s.Lease.TTLSeconds)*time.Second, seconds(s.Lease.RemainingSeconds), ago(s.Lease.LastProofSecondsAgo), s.Lease.Epoch))
+		line("lease", fmt.Sprintf("%s, ttl %s, overlay %s, last proof %s, epoch %d", s.Lease.ID,
+			time.Duration(s.Lease.TTLSeconds)*time.Second, closes(s.Lease.RemainingSeconds), ago(s.Lease.LastProofSecondsAgo), s.Lease.Epoch))
 	}
 	line("underlay", fmt.Sprintf("%s on %s, pod MTU %d", orNone(s.PublicIP), orNone(s.Interface), s.MTU))
 	line("addresses", fmt.Sprintf("%d used, %d cooling, %d in all", s.Addresses.Used, s.Addresses.Cooling, s.Addresses.Total))
@@ -127,7 +127,14 @@ func health(e api.Endpoint) string {
 	case e.Healthy:
 		return "healthy since " + e.Since
 	}
-	return "unhealthy since " + e.Since
+	return "unhealthy since " + e.Since + ": " + e.Reason
+}
+
+func closes(s float64) string {
+	if s <= 0 {
+		return "closed"
+	}
+	return "closes in " + seconds(s)
 }
 
 func seconds(s float64) string {

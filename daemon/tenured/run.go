@@ -93,7 +93,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	}
 	d.endpoints = newEndpoints(cfg.Etcd)
 	d.engine = lease.NewEngine(lease.Config{
-		Dial: func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd) }, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
+		Dial: func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd) }, Endpoints: cfg.Etcd.Endpoints, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
 		Boot: boot, Memory: d.memory, Clock: fence.BootTime,
 		Ready: d.underlay.Ready, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Log: log,
 	})

@@ -156,12 +156,15 @@ func (u *underlay) announcing(l netlink.Link, found node.Underlay) (node.Underla
 
 func (u *underlay) byAddress(links []netlink.Link) (node.Underlay, error) {
 	for _, l := range links {
+		if u.own(l.Attrs().Name) {
+			continue
+		}
 		addrs, err := u.addresses(l)
 		if err != nil {
 			return node.Underlay{}, err
 		}
-		if a := u.cfg.PublicIP; slices.Contains(addrs, a) {
-			return node.Underlay{Interface: l.Attrs().Name, PublicIP: a, Local: a, MTU: l.Attrs().MTU}, nil
+		if slices.Contains(addrs, u.cfg.PublicIP) {
+			return u.from(l, u.cfg.PublicIP)
 		}
 	}
 	return node.Underlay{}, fmt.Errorf("--public-ip %s is on no interface of this node; if it is translated on the way, give --iface too", u.cfg.PublicIP)
@@ -184,16 +187,13 @@ func (u *underlay) byRoute(ctx context.Context, links []netlink.Link) (node.Unde
 		if l.Attrs().Index != routes[0].LinkIndex {
 			continue
 		}
-		found, err := u.of(l)
-		if src, ok := netip.AddrFromSlice(routes[0].Src); ok && err == nil {
-			found.PublicIP, found.Local = src.Unmap(), src.Unmap()
-		}
-		return found, err
+		src, _ := netip.AddrFromSlice(routes[0].Src)
+		return u.from(l, src.Unmap())
 	}
 	return node.Underlay{}, fmt.Errorf("the interface that routes to %s is gone", dst)
 }
 
-// etcdAddress is the first endpoint's IPv4 address.
+// etcdAddress is the address of the first endpoint that has one.
 func (u *underlay) etcdAddress(ctx context.Context) (netip.Addr, error) {
 	var last error
 	for _, host := range endpointHosts(u.cfg.Etcd) {
@@ -238,6 +238,24 @@ func (u *underlay) of(l netlink.Link) (node.Underlay, error) {
 		return node.Underlay{}, fmt.Errorf("interface %s has no IPv4 address", a.Name)
 	}
 	return node.Underlay{Interface: a.Name, PublicIP: addrs[0], Local: addrs[0], MTU: a.MTU}, nil
+}
+
+// from is the underlay on one link with a certain address, where the link may
+// announce it: the kernel's choice of source can be a deprecated address, and
+// towards an etcd on IPv6 it is one of that family.
+func (u *underlay) from(l netlink.Link, a netip.Addr) (node.Underlay, error) {
+	found, err := u.of(l)
+	if err != nil {
+		return node.Underlay{}, err
+	}
+	addrs, err := u.addresses(l)
+	if err != nil {
+		return node.Underlay{}, err
+	}
+	if slices.Contains(addrs, a) {
+		found.PublicIP, found.Local = a, a
+	}
+	return found, nil
 }
 
 // addresses are the link's global IPv4 addresses that are not deprecated.

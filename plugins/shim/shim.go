@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -51,8 +52,13 @@ type Shim struct {
 }
 
 // Main serves the one call that the process environment and standard input
-// hold, and returns the exit code.
-func Main(apiPath string) int {
+// hold, and returns the exit code. With the argument --version, which no
+// runtime gives, it prints that of the build instead.
+func Main(apiPath, build string) int {
+	if len(os.Args) == 2 && os.Args[1] == "--version" {
+		_, _ = fmt.Fprintln(os.Stdout, filepath.Base(os.Args[0]), build)
+		return 0
+	}
 	// skel compares CNI_NETNS with the plugin's own namespace, after the call:
 	// an ADD would fail once it is done, and a DEL would fail for ever. The
 	// daemon refuses the host's namespace before it touches anything.

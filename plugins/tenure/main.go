@@ -8,6 +8,9 @@ import (
 	"github.com/tenure-cni/tenure/plugins/shim"
 )
 
+// version is stamped by the linker.
+var version = "dev"
+
 func main() {
-	os.Exit(shim.Main(api.PathCNI))
+	os.Exit(shim.Main(api.PathCNI, version))
 }

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-semver/semver"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/lease"
+)
+
+// storeView is the lease engine as far as the endpoints need it.
+type storeView interface {
+	Client() *clientv3.Client
+	Changed() (lease.View, <-chan struct{})
+}
+
+// endpoints asks each etcd endpoint now and then how it is, for status only.
+type endpoints struct {
+	urls []string
+	mu   sync.Mutex
+	last map[string]api.Endpoint
+}
+
+func newEndpoints(e conf.Etcd) *endpoints {
+	return &endpoints{urls: e.Endpoints, last: map[string]api.Endpoint{}}
+}
+
+// How often an endpoint is asked: rarely while all is well, since every node
+// of the cluster does it.
+const (
+	probeWell = 5 * time.Minute
+	probeIll  = 5 * time.Second
+	probeCall = 3 * time.Second
+)
+
+// Endpoints is what is known of each, in the order of the flag.
+func (e *endpoints) Endpoints() []api.Endpoint {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := make([]api.Endpoint, 0, len(e.urls))
+	for _, u := range e.urls {
+		one := e.last[u]
+		one.URL = u
+		all = append(all, one)
+	}
+	return all
+}
+
+// Run asks until ctx ends: at once when the engine has no answer any more, or
+// has one again.
+func (e *endpoints) Run(ctx context.Context, s storeView) error {
+	var asked time.Time
+	silent := false
+	for {
+		v, changed := s.Changed()
+		if now := unreachable(v); now != silent {
+			silent, asked = now, time.Time{}
+		}
+		if due := time.Until(asked.Add(e.interval(silent))); due > 0 {
+			t := time.NewTimer(due)
+			select {
+			case <-ctx.Done():
+				t.Stop()
+				return nil
+			case <-t.C:
+			case <-changed:
+			}
+			t.Stop()
+			continue
+		}
+		asked = time.Now()
+		e.probe(ctx, s.Client())
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+func unreachable(v lease.View) bool {
+	return slices.ContainsFunc(v.Problems, func(p api.Problem) bool { return p.Code == "etcd-unreachable" })
+}
+
+func (e *endpoints) interval(silent bool) time.Duration {
+	ill := func(one api.Endpoint) bool { return !one.Healthy }
+	if silent || slices.ContainsFunc(e.Endpoints(), ill) {
+		return probeIll
+	}
+	return probeWell
+}
+
+// probe asks every endpoint once, at the same time.
+func (e *endpoints) probe(ctx context.Context, c *clientv3.Client) {
+	var all sync.WaitGroup
+	for _, u := range e.urls {
+		all.Go(func() { e.note(u, ask(ctx, c, u)) })
+	}
+	all.Wait()
+}
+
+// ask is one endpoint's answer. Where there is none, a plain connection says
+// why more clearly than the client's expired context.
+func ask(ctx context.Context, c *clientv3.Client, endpoint string) api.Endpoint {
+	ctx, cancel := context.WithTimeout(ctx, probeCall)
+	defer cancel()
+	if u, err := url.Parse(endpoint); err == nil {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", u.Host)
+		if err != nil {
+			return api.Endpoint{Reason: err.Error()}
+		}
+		_ = conn.Close()
+	}
+	if c == nil {
+		return api.Endpoint{Reason: "it accepts connections, but there is no etcd session yet"}
+	}
+	resp, err := c.Status(ctx, endpoint)
+	if err != nil {
+		return api.Endpoint{Reason: "it accepts connections, but etcd does not answer: " + err.Error()}
+	}
+	return api.Endpoint{Healthy: true, Version: resp.Version}
+}
+
+func (e *endpoints) note(u string, one api.Endpoint) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	before, known := e.last[u]
+	one.Since = before.Since
+	if !known || before.Healthy != one.Healthy {
+		one.Since = time.Now().UTC().Format(time.RFC3339)
+	}
+	if one.Version == "" {
+		one.Version = before.Version
+	}
+	e.last[u] = one
+}
+
+// fixedIn is the first release of each line of etcd without known lease bugs
+// (etcd #15247); later lines have none.
+var fixedIn = []string{"3.4.38", "3.5.23", "3.6.5"}
+
+// Problems names members whose version may end a lease that is being kept
+// alive.
+func (e *endpoints) Problems() []api.Problem {
+	var old []string
+	for _, one := range e.Endpoints() {
+		if leaseBugs(one.Version) {
+			old = append(old, one.URL+" runs "+one.Version)
+		}
+	}
+	if len(old) == 0 {
+		return nil
+	}
+	return []api.Problem{{Code: "etcd-version", Severity: api.SeverityWarning,
+		Text: fmt.Sprintf("%s: this version has bugs that can end a lease which is being kept alive", strings.Join(old, "; ")),
+		Fix:  "upgrade etcd to at least " + strings.Join(fixedIn, ", ") + " of its line"}}
+}
+
+// leaseBugs says whether a version of etcd is older than the fixed one of its
+// line. A version that cannot be read is given the benefit of the doubt.
+func leaseBugs(text string) bool {
+	v, err := semver.NewVersion(text)
+	if err != nil {
+		return false
+	}
+	for _, fixed := range fixedIn {
+		f, err := semver.NewVersion(fixed)
+		if err == nil && (v.Major < f.Major || v.Major == f.Major && v.Minor < f.Minor) {
+			return true // a line that was never fixed
+		}
+		if err == nil && v.Major == f.Major && v.Minor == f.Minor {
+			return v.LessThan(*f)
+		}
+	}
+	return false
+}
+
+// endpointHosts are the hosts of the etcd URLs.
+func endpointHosts(e conf.Etcd) []string {
+	var hosts []string
+	for _, raw := range e.Endpoints {
+		if u, err := url.Parse(raw); err == nil && !slices.Contains(hosts, u.Hostname()) {
+			hosts = append(hosts, u.Hostname())
+		}
+	}
+	return hosts
+}

@@ -1,0 +1,323 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/node"
+	"github.com/tenure-cni/tenure/test/netnstest"
+)
+
+// machine is a network namespace of the test's own.
+type machine struct {
+	t *testing.T
+	h *netlink.Handle
+}
+
+func newMachine(t *testing.T) machine {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs root and network namespaces")
+	}
+	h, err := netlink.NewHandleAt(netns.NsHandle(netnstest.New(t).FD()), unix.NETLINK_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.Close)
+	return machine{t, h}
+}
+
+// link makes an interface that is up, with the given addresses in order. A
+// word behind an address says what is special about it.
+func (m machine) link(name string, addrs ...string) netlink.Link {
+	m.t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = name, 1500
+	peer := fmt.Sprintf("peer-%s", name)
+	if err := m.h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer}); err != nil {
+		m.t.Fatalf("add %s: %v", name, err)
+	}
+	m.up(peer)
+	l := m.up(name)
+	for _, text := range addrs {
+		text, special, _ := strings.Cut(text, " ")
+		a, err := netlink.ParseAddr(text)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		switch special {
+		case "deprecated":
+			a.ValidLft, a.PreferedLft = 3600, 0
+		case "link":
+			a.Scope = unix.RT_SCOPE_LINK
+		}
+		if err := m.h.AddrAdd(l, a); err != nil {
+			m.t.Fatalf("add %s to %s: %v", text, name, err)
+		}
+	}
+	return l
+}
+
+func (m machine) up(name string) netlink.Link {
+	m.t.Helper()
+	l, err := m.h.LinkByName(name)
+	if err == nil {
+		err = m.h.LinkSetUp(l)
+	}
+	if err != nil {
+		m.t.Fatalf("set %s up: %v", name, err)
+	}
+	return l
+}
+
+func (m machine) down(l netlink.Link) {
+	m.t.Helper()
+	if err := m.h.LinkSetDown(l); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// route goes to dst, "" for the default, through gw.
+func (m machine) route(dst, gw string) {
+	m.t.Helper()
+	r := &netlink.Route{Gw: net.ParseIP(gw)}
+	if dst != "" {
+		_, n, err := net.ParseCIDR(dst)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		r.Dst = n
+	}
+	if err := m.h.RouteAdd(r); err != nil {
+		m.t.Fatalf("add route to %q by %s: %v", dst, gw, err)
+	}
+}
+
+// underlay looks with the settings given.
+func (m machine) underlay(cfg conf.Daemon) *underlay {
+	cfg.Name = "tenure"
+	if len(cfg.Etcd.Endpoints) == 0 {
+		cfg.Etcd.Endpoints = []string{"http://127.0.0.1:2379"}
+	}
+	return &underlay{cfg: cfg, log: slog.New(slog.DiscardHandler), handle: m.h, err: errNotLooked}
+}
+
+func ip(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// on is the underlay of one interface with one address.
+func on(link, addr string) node.Underlay {
+	return node.Underlay{Interface: link, PublicIP: ip(addr), Local: ip(addr), MTU: 1500}
+}
+
+// wantUnderlay expects want, or where that is zero an error with the text.
+func wantUnderlay(t *testing.T, u *underlay, want node.Underlay, text string) {
+	t.Helper()
+	got, err := u.detect(t.Context())
+	if text != "" {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("found %+v, error %v, want an error with %q", got, err, text)
+		}
+		return
+	}
+	if err != nil || got != want {
+		t.Errorf("found %+v, %v, want %+v", got, err, want)
+	}
+}
+
+func TestUnderlayByPattern(t *testing.T) {
+	m := newMachine(t)
+	m.link("tenure0", "10.5.34.1/24")
+	m.link("tenure.1", "10.5.34.0/32")
+	m.link("tenure6.1", "10.5.35.0/32")
+	m.down(m.link("eth0", "192.0.2.10/24"))
+	m.link("eth1", "192.0.2.11/24", "192.0.2.111/24")
+	m.link("eth2", "192.0.2.12/24")
+	m.link("ens5", "198.51.100.5/24")
+	m.link("bare")
+	m.link("old", "198.51.100.6/24 deprecated", "198.51.100.66/24")
+	m.link("older", "198.51.100.7/24 deprecated")
+	m.link("local", "169.254.1.1/16 link")
+	m.link("tenured", "198.51.100.8/24") // somebody else's, though it begins alike
+
+	for name, c := range map[string]struct {
+		patterns []string
+		want     node.Underlay
+		text     string
+	}{
+		"a name":                         {[]string{"eth2"}, on("eth2", "192.0.2.12"), ""},
+		"the order is the patterns'":     {[]string{"ens*", "eth*"}, on("ens5", "198.51.100.5"), ""},
+		"and not the interfaces'":        {[]string{"eth2", "ens*"}, on("eth2", "192.0.2.12"), ""},
+		"a pattern that matches nothing": {[]string{"wlan*", "eth1"}, on("eth1", "192.0.2.11"), ""},
+		"past one that is down":          {[]string{"eth*"}, on("eth1", "192.0.2.11"), ""},
+		"past one without an address":    {[]string{"bare", "eth2"}, on("eth2", "192.0.2.12"), ""},
+		"never our own":                  {[]string{"tenure*"}, on("tenured", "198.51.100.8"), ""},
+		"never our own by name":          {[]string{"tenure0", "tenure.1", "tenure6.1"}, node.Underlay{}, "no interface matches --iface tenure0, tenure.1, tenure6.1"},
+		"never a deprecated address":     {[]string{"old"}, on("old", "198.51.100.66"), ""},
+		"not even the only one":          {[]string{"older"}, node.Underlay{}, "interface older has no IPv4 address"},
+		"never a link-local one":         {[]string{"local"}, node.Underlay{}, "interface local has no IPv4 address"},
+		"down":                           {[]string{"eth0"}, node.Underlay{}, "interface eth0 is down"},
+		"no address":                     {[]string{"bare"}, node.Underlay{}, "interface bare has no IPv4 address"},
+		"no such interface":              {[]string{"wlan*", "eth9"}, node.Underlay{}, "no interface matches --iface wlan*, eth9"},
+	} {
+		t.Run(name, func(t *testing.T) { wantUnderlay(t, m.underlay(conf.Daemon{Ifaces: c.patterns}), c.want, c.text) })
+	}
+}
+
+func TestUnderlayByPublicIP(t *testing.T) {
+	m := newMachine(t)
+	m.link("tenure0", "10.5.34.1/24")
+	m.down(m.link("eth0", "192.0.2.10/24"))
+	m.link("eth1", "192.0.2.11/24", "192.0.2.111/24")
+	m.link("old", "198.51.100.6/24 deprecated")
+	behindNAT := on("eth1", "192.0.2.11")
+	behindNAT.PublicIP = ip("203.0.113.9")
+
+	for name, c := range map[string]struct {
+		public string
+		ifaces []string
+		want   node.Underlay
+		text   string
+	}{
+		"on an interface":                {"192.0.2.111", nil, on("eth1", "192.0.2.111"), ""},
+		"on the named one":               {"192.0.2.111", []string{"eth1"}, on("eth1", "192.0.2.111"), ""},
+		"translated on the way":          {"203.0.113.9", []string{"eth1"}, behindNAT, ""},
+		"on none":                        {"203.0.113.9", nil, node.Underlay{}, "--public-ip 203.0.113.9 is on no interface of this node; if it is translated on the way, give --iface too"},
+		"deprecated":                     {"198.51.100.6", nil, node.Underlay{}, "198.51.100.6 is on no interface"},
+		"on one that is down":            {"192.0.2.10", nil, node.Underlay{}, "interface eth0 is down"},
+		"on our own":                     {"10.5.34.1", nil, node.Underlay{}, "10.5.34.1 is on no interface"},
+		"the named one is down":          {"192.0.2.10", []string{"eth0"}, node.Underlay{}, "interface eth0 is down"},
+		"the named one is not there yet": {"192.0.2.10", []string{"eth9"}, node.Underlay{}, "no interface matches --iface eth9"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantUnderlay(t, m.underlay(conf.Daemon{PublicIP: ip(c.public), Ifaces: c.ifaces}), c.want, c.text)
+		})
+	}
+}
+
+func TestUnderlayByRoute(t *testing.T) {
+	m := newMachine(t)
+	m.up("lo")
+	m.link("eth0", "192.0.2.11/24")
+	m.link("eth1", "198.51.100.11/24", "198.51.100.111/24")
+	m.link("old", "10.9.0.1/24 deprecated", "10.9.1.1/24")
+	m.link("older", "10.8.0.1/24 deprecated")
+	m.link("six", "10.7.0.1/24", "fd00:7::1/64")
+	m.route("203.0.113.0/24", "198.51.100.1")
+
+	for name, c := range map[string]struct {
+		endpoint string
+		want     node.Underlay
+		text     string
+	}{
+		"on the link":                  {"http://192.0.2.2:2379", on("eth0", "192.0.2.11"), ""},
+		"behind a router":              {"https://203.0.113.7:2379", on("eth1", "198.51.100.11"), ""},
+		"never a deprecated source":    {"http://10.9.0.2:2379", on("old", "10.9.1.1"), ""},
+		"not even the only one":        {"http://10.8.0.2:2379", node.Underlay{}, "interface older has no IPv4 address"},
+		"IPv6 etcd, IPv4 underlay":     {"http://[fd00:7::2]:2379", on("six", "10.7.0.1"), ""},
+		"nowhere":                      {"http://10.6.0.2:2379", node.Underlay{}, "no route to 10.6.0.2"},
+		"loopback without a default":   {"http://127.0.0.1:2379", node.Underlay{}, "give --iface or --public-ip"},
+		"this node, without a default": {"http://192.0.2.11:2379", node.Underlay{}, "give --iface or --public-ip"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantUnderlay(t, m.underlay(conf.Daemon{Etcd: conf.Etcd{Endpoints: []string{c.endpoint}}}), c.want, c.text)
+		})
+	}
+	m.route("", "192.0.2.1")
+	for _, endpoint := range []string{"http://127.0.0.1:2379", "http://localhost:2379", "http://[::1]:2379", "http://198.51.100.111:2379", "http://10.6.0.2:2379"} {
+		t.Run("by the default route: "+endpoint, func(t *testing.T) {
+			wantUnderlay(t, m.underlay(conf.Daemon{Etcd: conf.Etcd{Endpoints: []string{endpoint}}}), on("eth0", "192.0.2.11"), "")
+		})
+	}
+	t.Run("no name can be resolved", func(t *testing.T) {
+		u := m.underlay(conf.Daemon{Etcd: conf.Etcd{Endpoints: []string{"http://etcd.invalid:2379"}}})
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel() // nobody is asked
+		if got, err := u.detect(ctx); err == nil || !strings.Contains(err.Error(), "no etcd endpoint can be resolved") {
+			t.Errorf("found %+v, %v", got, err)
+		}
+	})
+}
+
+// TestUnderlayStays: what was found once serves on while nothing better is
+// there, and follows when there is.
+func TestUnderlayStays(t *testing.T) {
+	m := newMachine(t)
+	u := m.underlay(conf.Daemon{Ifaces: []string{"eth0"}})
+	if _, ok := u.Get(); ok || u.Ready() == nil {
+		t.Error("an underlay is known before the first look")
+	}
+	u.look(t.Context())
+	if err := u.Ready(); err == nil || !strings.Contains(err.Error(), "no interface matches --iface eth0") {
+		t.Errorf("Ready: %v, want the reason", err)
+	}
+	eth0 := m.link("eth0", "192.0.2.11/24")
+	u.look(t.Context())
+	if got, ok := u.Get(); !ok || got != on("eth0", "192.0.2.11") || u.Ready() != nil {
+		t.Errorf("found %+v, %t, %v", got, ok, u.Ready())
+	}
+	m.down(eth0)
+	u.look(t.Context())
+	if got, ok := u.Get(); !ok || got != on("eth0", "192.0.2.11") || u.Ready() != nil {
+		t.Errorf("while it is down: %+v, %t, %v", got, ok, u.Ready())
+	}
+	if err := m.h.LinkSetMTU(m.up("eth0"), 9000); err != nil {
+		t.Fatal(err)
+	}
+	u.look(t.Context())
+	if got, _ := u.Get(); got.MTU != 9000 {
+		t.Errorf("MTU %d, want the interface's new one", got.MTU)
+	}
+}
+
+func TestTaken(t *testing.T) {
+	m := newMachine(t)
+	m.up("lo")
+	m.link("tenure0", "10.5.34.1/24")
+	m.link("eth0", "192.0.2.11/24")
+	m.link("docker0", "10.5.0.1/16")
+	u := m.underlay(conf.Daemon{Etcd: conf.Etcd{Endpoints: []string{"http://10.6.0.2:2379", "http://[fd00::2]:2379", "http://127.0.0.1:2379", "http://etcd.example:2379"}}})
+	all, err := u.taken()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, n := range all {
+		got = append(got, n.Prefix.String()+" "+n.What)
+	}
+	want := []string{"192.0.2.0/24 interface eth0", "10.5.0.0/16 interface docker0",
+		"10.6.0.2/32 etcd endpoint 10.6.0.2", "fd00::2/128 etcd endpoint fd00::2"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("taken (-want +got):\n%s", diff)
+	}
+}
+
+func TestOwnLinks(t *testing.T) {
+	m := newMachine(t)
+	m.link("tenure0", "10.5.34.1/24")
+	m.link("tenure.9") // not a vxlan device
+	for i, name := range []string{"tenure.1", "tenure6.1", "other.1"} {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		if err := m.h.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1 + i, Port: 8472 + i}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := m.underlay(conf.Daemon{}).ownLinks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"tenure.1", "tenure6.1"}, got); diff != "" {
+		t.Errorf("own vxlan devices (-want +got):\n%s", diff)
+	}
+}
