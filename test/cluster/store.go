@@ -1,0 +1,157 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// prefix is where the cluster lies in etcd.
+const prefix = "/tenure/network/"
+
+// SubnetKey is the key whose holder is the subnet's tenant.
+func SubnetKey(subnet string) string { return prefix + "subnets/" + dashed(subnet) }
+
+func dashed(subnet string) string { return strings.ReplaceAll(subnet, "/", "-") }
+
+// Store is the cluster's etcd, read and written as an outsider.
+type Store struct {
+	*clientv3.Client
+	t testing.TB
+}
+
+// Store opens a client that is closed when the test ends. It must not be
+// opened before the etcd runs.
+func (c *Cluster) Store(t testing.TB) *Store {
+	t.Helper()
+	client, err := c.Etcd.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return &Store{client, t}
+}
+
+// Holder is the record of a subnet as it stands, and the lease it hangs on;
+// false if there is none.
+func (s *Store) Holder(ctx context.Context, subnet string) (value string, lease clientv3.LeaseID, exists bool) {
+	s.t.Helper()
+	resp, err := s.Get(ctx, SubnetKey(subnet))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if len(resp.Kvs) == 0 {
+		return "", 0, false
+	}
+	return string(resp.Kvs[0].Value), clientv3.LeaseID(resp.Kvs[0].Lease), true
+}
+
+// Reserve keeps a subnet for a node.
+func (s *Store) Reserve(ctx context.Context, subnet, node string) {
+	s.t.Helper()
+	if _, err := s.Put(ctx, reservation(subnet), fmt.Sprintf(`{"Node":%q}`, node)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Unreserve takes a reservation away.
+func (s *Store) Unreserve(ctx context.Context, subnet string) {
+	s.t.Helper()
+	if _, err := s.Delete(ctx, reservation(subnet)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func reservation(subnet string) string { return prefix + "tenure/reservations/" + dashed(subnet) }
+
+// Revoke ends a lease, which status names in hexadecimal.
+func (s *Store) Revoke(ctx context.Context, lease string) {
+	s.t.Helper()
+	id, err := strconv.ParseInt(lease, 16, 64)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := s.Client.Revoke(ctx, clientv3.LeaseID(id)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Peer is a node that exists in etcd only.
+type Peer struct {
+	Subnet   netip.Prefix
+	PublicIP netip.Addr
+	MAC      string
+}
+
+// FakePeer is number i of many, with a subnet of 10.5.200.0/21 and up.
+func FakePeer(i int) Peer {
+	return Peer{
+		Subnet:   netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 5, byte(200 + i), 0}), 24),
+		PublicIP: netip.AddrFrom4([4]byte{192, 0, 2, byte(100 + i)}),
+		MAC:      fmt.Sprintf("02:00:00:00:00:%02x", i),
+	}
+}
+
+// Publish writes the peer's record, under a lease of an hour as a node would
+// have.
+func (s *Store) Publish(ctx context.Context, p Peer) {
+	s.t.Helper()
+	lease, err := s.Grant(ctx, 3600)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	value := fmt.Sprintf(`{"PublicIP":%q,"PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":%q},`+
+		`"Tenure":{"Node":"fake-%s","UID":"fake-%s","Boot":"fake","Epoch":1}}`, p.PublicIP, p.MAC, p.Subnet.Addr(), p.Subnet.Addr())
+	if _, err := s.Put(ctx, SubnetKey(p.Subnet.String()), value, clientv3.WithLease(lease.ID)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Withdraw deletes the peer's record.
+func (s *Store) Withdraw(ctx context.Context, p Peer) {
+	s.t.Helper()
+	if _, err := s.Delete(ctx, SubnetKey(p.Subnet.String())); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Compact forgets everything before the present revision.
+func (s *Store) Compact(ctx context.Context) {
+	s.t.Helper()
+	resp, err := s.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := s.Client.Compact(ctx, resp.Header.Revision); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Same makes sure that a subnet's record has the same value, lease and origin
+// at every revision since it was made.
+func (s *Store) Same(ctx context.Context, subnet string) {
+	s.t.Helper()
+	key := SubnetKey(subnet)
+	now, err := s.Get(ctx, key)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if len(now.Kvs) == 0 {
+		s.t.Fatalf("nobody holds %s", subnet)
+	}
+	kv := now.Kvs[0]
+	for rev := kv.CreateRevision; rev <= now.Header.Revision; rev++ {
+		then, err := s.Get(ctx, key, clientv3.WithRev(rev))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if len(then.Kvs) == 0 || string(then.Kvs[0].Value) != string(kv.Value) || then.Kvs[0].Lease != kv.Lease {
+			s.t.Errorf("at revision %d the record of %s is %v, now it is %v", rev, subnet, then.Kvs, kv)
+		}
+	}
+}

@@ -1,0 +1,238 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/test/cluster"
+	"github.com/tenure-cni/tenure/test/lab"
+)
+
+// TestVerbs makes every CNI call as a runtime does, on one node.
+func TestVerbs(t *testing.T) {
+	ctx := cluster.Context(t, time.Minute)
+	c := cluster.New(ctx, t, cluster.Network, "n1", "n2")
+	n := c.Nodes[0]
+	for name, test := range map[string]func(context.Context, *testing.T, *lab.Node){
+		"VERSION":              version,
+		"STATUS":               status,
+		"ADD again":            addAgain,
+		"ADD in every version": addVersions,
+		"CHECK":                check,
+		"GC":                   gc,
+	} {
+		t.Run(name, func(t *testing.T) { test(ctx, t, n) })
+	}
+	t.Run("DEL without a daemon", func(t *testing.T) { delQueued(ctx, t, c.Nodes[1]) })
+}
+
+func versions() []string { return []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} }
+
+func version(ctx context.Context, t *testing.T, n *lab.Node) {
+	for _, plugin := range []string{"tenure", "tenure-ipam"} {
+		a := cluster.Call(ctx, t, n, lab.CNICall{Plugin: plugin, Verb: "VERSION", Config: []byte(`{"cniVersion":"1.1.0"}`)})
+		var got struct {
+			Supported []string `json:"supportedVersions"`
+		}
+		if err := json.Unmarshal(a.Stdout, &got); err != nil || !slices.Equal(got.Supported, versions()) {
+			t.Errorf("%s supports %v (%v), want %v", plugin, got.Supported, err, versions())
+		}
+	}
+}
+
+// status: 0 while held. 51 is in TestFence, 50 in delQueued and TestStart.
+func status(ctx context.Context, t *testing.T, n *lab.Node) {
+	if a := cluster.Call(ctx, t, n, lab.CNICall{Verb: "STATUS"}); a.Exit != 0 {
+		t.Errorf("STATUS of a node that holds a subnet: %v", a.Err)
+	}
+}
+
+func addAgain(ctx context.Context, t *testing.T, n *lab.Node) {
+	box := cluster.Sandbox(ctx, t, n, "again")
+	used := cluster.Status(ctx, t, n).Addresses.Used
+	first := cluster.Call(ctx, t, n, cluster.CallFor("ADD", box, "eth0"))
+	cluster.Result(t, first)
+	second := cluster.Call(ctx, t, n, cluster.CallFor("ADD", box, "eth0"))
+	if cluster.Result(t, second); string(first.Stdout) != string(second.Stdout) {
+		t.Errorf("the second ADD answered\n%s, the first\n%s", second.Stdout, first.Stdout)
+	}
+	wantUsed(ctx, t, n, used+1)
+	del(ctx, t, n, box)
+	wantUsed(ctx, t, n, used)
+}
+
+func addVersions(ctx context.Context, t *testing.T, n *lab.Node) {
+	for i, v := range versions() {
+		box := cluster.Sandbox(ctx, t, n, fmt.Sprintf("version%d", i))
+		call := cluster.CallFor("ADD", box, "eth0")
+		call.Config = config(n, v, "")
+		a := cluster.Call(ctx, t, n, call)
+		r := cluster.Result(t, a)
+		var got struct {
+			CNIVersion string `json:"cniVersion"`
+		}
+		if err := json.Unmarshal(a.Stdout, &got); err != nil || got.CNIVersion != v || len(r.Interfaces) != 3 {
+			t.Errorf("ADD in version %s (%v): %s", v, err, a.Stdout)
+		}
+		del(ctx, t, n, box)
+	}
+}
+
+// config is the plugin's configuration in a version, with more members.
+func config(n *lab.Node, version, more string) []byte {
+	return fmt.Appendf(nil, `{"cniVersion":%q,"name":"tenure","type":"tenure","tenure":{"socket":%q}%s}`, version, n.Socket, more)
+}
+
+func del(ctx context.Context, t *testing.T, n *lab.Node, box *lab.Pod) {
+	t.Helper()
+	if a := cluster.Call(ctx, t, n, cluster.CallFor("DEL", box, "eth0")); a.Exit != 0 {
+		t.Errorf("DEL of %s: %v", box.Pod, a.Err)
+	}
+}
+
+func wantUsed(ctx context.Context, t *testing.T, n *lab.Node, want uint64) {
+	t.Helper()
+	if got := cluster.Status(ctx, t, n).Addresses.Used; got != want {
+		t.Errorf("%d addresses are in use, want %d", got, want)
+	}
+}
+
+// check spoils a pod's interface in several ways; the text of 110 says what
+// would restore it, and an ADD of the same key does.
+func check(ctx context.Context, t *testing.T, n *lab.Node) {
+	pod := cluster.Pod(ctx, t, n, "check")
+	if err := pod.Check(ctx); err != nil {
+		t.Errorf("CHECK of a pod as ADD left it: %v", err)
+	}
+	call := cluster.CallFor("CHECK", pod, "eth0")
+	prev, err := json.Marshal(pod.Result)
+	if err != nil {
+		t.Fatal(err)
+	}
+	call.Config = config(n, "1.0.0", `,"prevResult":`+string(prev))
+	for _, spoil := range [][]string{
+		{"addr", "flush", "dev", "eth0"},
+		{"route", "del", "default"},
+		{"link", "set", "eth0", "down"},
+	} {
+		if a := cluster.Call(ctx, t, n, call); a.Exit != 0 {
+			t.Fatalf("CHECK: %v", a.Err)
+		}
+		cluster.Exec(ctx, t, pod, "ip", spoil...)
+		a := cluster.Call(ctx, t, n, call)
+		if cluster.Code(a) != api.CodeCheckDiffers || !strings.Contains(a.Err.Msg, "restore") {
+			t.Errorf("CHECK after ip %v: %v, want code 110 and what would restore it", spoil, a.Err)
+		}
+		cluster.Result(t, cluster.Call(ctx, t, n, cluster.CallFor("ADD", pod, "eth0")))
+	}
+	if err := pod.Del(ctx); err != nil {
+		t.Error(err)
+	}
+	if a := cluster.Call(ctx, t, n, call); a.Exit == 0 {
+		t.Error("CHECK of a pod that was deleted succeeds")
+	}
+}
+
+// gc: no list and null are no empty list, and remove nothing.
+func gc(ctx context.Context, t *testing.T, n *lab.Node) {
+	used := cluster.Status(ctx, t, n).Addresses.Used
+	var boxes []*lab.Pod
+	for i := range 3 {
+		box := cluster.Sandbox(ctx, t, n, fmt.Sprintf("gc%d", i))
+		cluster.Result(t, cluster.Call(ctx, t, n, cluster.CallFor("ADD", box, "eth0")))
+		boxes = append(boxes, box)
+	}
+	kept := fmt.Sprintf(`{"containerID":%q,"ifname":"eth0"}`, boxes[1].ContainerID())
+	for _, step := range []struct {
+		list string
+		left uint64
+	}{
+		{``, 3},
+		{`,"cni.dev/valid-attachments":null`, 3},
+		{`,"cni.dev/valid-attachments":[` + kept + `]`, 1},
+		{`,"cni.dev/attachments":[` + kept + `]`, 1},
+		{`,"cni.dev/valid-attachments":[]`, 0},
+	} {
+		a := cluster.Call(ctx, t, n, lab.CNICall{Verb: "GC", Config: config(n, "1.1.0", step.list)})
+		if a.Exit != 0 {
+			t.Errorf("GC with %q: %v", step.list, a.Err)
+		}
+		wantUsed(ctx, t, n, used+step.left)
+		_, err := cluster.FindLink(ctx, boxes[1], "eth0")
+		if alive := err == nil; alive != (step.left > 0) {
+			t.Errorf("after GC with %q the kept pod has its interface: %t", step.list, alive)
+		}
+		if _, err := cluster.FindLink(ctx, boxes[0], "eth0"); (err == nil) != (step.left == 3) {
+			t.Errorf("after GC with %q the first pod has its interface: %t", step.list, err == nil)
+		}
+	}
+}
+
+// delQueued: with no daemon a DEL succeeds at once, and is done by the next
+// daemon before it serves anybody.
+func delQueued(ctx context.Context, t *testing.T, n *lab.Node) {
+	pod := cluster.Pod(ctx, t, n, "queued")
+	host := pod.Result.Interfaces[1].Name
+	if err := n.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if a := cluster.Call(ctx, t, n, lab.CNICall{Verb: "STATUS"}); cluster.Code(a) != api.CodeNotReady {
+		t.Errorf("STATUS without a daemon: %v, want code 50", a.Err)
+	}
+	began := time.Now()
+	del(ctx, t, n, pod)
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("DEL without a daemon took %s", took)
+	}
+	queue := filepath.Join(filepath.Dir(n.Socket), "del")
+	if names := entries(t, queue); len(names) != 1 {
+		t.Errorf("queued: %v, want one DEL", names)
+	}
+	cluster.Start(ctx, t, n)
+	wantUsed(ctx, t, n, 0)
+	if _, err := cluster.FindLink(ctx, n, host); err == nil {
+		t.Errorf("the pod's interface %s is still there", host)
+	}
+	if names := entries(t, queue); len(names) != 0 {
+		t.Errorf("still queued: %v", names)
+	}
+	next := cluster.Pod(ctx, t, n, "next")
+	if next.IP == pod.IP {
+		t.Errorf("%s is given out again at once, it should cool down", next.IP)
+	}
+}
+
+func entries(t *testing.T, dir string) []string {
+	t.Helper()
+	found, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range found {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// contents reads files into one text.
+func contents(t *testing.T, files []string) string {
+	t.Helper()
+	var b strings.Builder
+	for _, f := range files {
+		content, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "%s:\n%s\n", f, content)
+	}
+	return b.String()
+}

@@ -1,0 +1,8 @@
+// Package field replays faults that users of other pod networks have reported,
+// against Tenure's real daemons in namespaces. Each test bears the name of its
+// row in the list of such reports that the project keeps, and says in a
+// paragraph who reported what, what was seen, and what is right.
+//
+// Each row has a file of its own. It must not import a package of the product
+// but daemon/api.
+package field
