@@ -39,15 +39,11 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := n.keys.lock(ctx, c.key)
+	v, unlock, err := n.admit(ctx, c.key)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	v, err := n.inDate(ctx)
-	if err != nil {
-		return nil, err
-	}
 	n.awaitBridge(ctx, v)
 
 	a, existed, err := n.allocate(c, v.Holding.Subnets(), attach.HostName(n.owner(c.key)))
@@ -75,6 +71,21 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 		return nil, err
 	}
 	return result, nil
+}
+
+// admit waits until the key is nobody else's and the subnet is in date. The
+// caller unlocks the key.
+func (n *Node) admit(ctx context.Context, k ipam.Key) (lease.View, func(), error) {
+	unlock, err := n.keys.lock(ctx, k)
+	if err != nil {
+		return lease.View{}, nil, err
+	}
+	v, err := n.inDate(ctx)
+	if err != nil {
+		unlock()
+		return v, nil, err
+	}
+	return v, unlock, nil
 }
 
 // inDate waits for a holding whose deadline has not passed. While the daemon

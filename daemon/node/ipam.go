@@ -24,15 +24,11 @@ func (n *Node) ipamAdd(ctx context.Context, r *api.Request) (json.RawMessage, er
 	if refused := c.refuseBypass(); refused != nil {
 		return nil, refused
 	}
-	unlock, err := n.keys.lock(ctx, c.key)
+	v, unlock, err := n.admit(ctx, c.key)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	v, err := n.inDate(ctx)
-	if err != nil {
-		return nil, err
-	}
 	a, existed, err := n.allocate(c, v.Holding.Subnets(), "")
 	if err != nil {
 		return nil, err
