@@ -64,6 +64,8 @@ func (a attempt) take(ctx context.Context, c Candidate, r Record, o Owner) (Hold
 			CreateRevision: rev, ModRevision: rev}, a.ttl)
 	case err == nil:
 		return Holding{}, fmt.Errorf("acquire %s: %w", c.Subnets, errLostRace)
+	case !silence(err): // an answer: nothing was written
+		return Holding{}, fmt.Errorf("acquire %s: %w", c.Subnets, err)
 	}
 	return a.resolve(ctx, c, fmt.Errorf("acquire %s: %w", c.Subnets, err))
 }

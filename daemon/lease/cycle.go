@@ -60,8 +60,11 @@ func cycle(ctx context.Context, c etcd, h Holding, clock func() time.Duration) v
 	v.revision, v.cluster = resp.Header.Revision, resp.Header.ClusterId
 	entry, store := readProof(h, resp)
 	v.store = store
+	if v.lost = h.contradicted(entry); v.lost != "" {
+		return v
+	}
 	if !resp.Succeeded {
-		v.lost = whyFalse(h, entry)
+		v.lost = "etcd answered that the key is not ours, and shows it as ours"
 		return v
 	}
 	v.holding.mod, v.holding.record = entry.ModRevision, entry.Record
@@ -103,8 +106,10 @@ func readProof(h Holding, resp *clientv3.TxnResponse) (Entry, Versioned[Store]) 
 	return e, s.Store
 }
 
-// whyFalse says in words what stands where our key should.
-func whyFalse(h Holding, e Entry) string {
+// contradicted says in words what stands where our key should: nothing, a key
+// of another life or lease, or a record that somebody else wrote under ours. It
+// is "" if the key is ours.
+func (h Holding) contradicted(e Entry) string {
 	key := h.keys.Subnet(h.subnets)
 	switch {
 	case e.CreateRevision == 0:
@@ -112,7 +117,10 @@ func whyFalse(h Holding, e Entry) string {
 	case e.Lease != h.lease:
 		return fmt.Sprintf("key %s now hangs on lease %x of node %q at %s, not on ours (%x)",
 			key, int64(e.Lease), e.Tenant().Node, e.PublicIP, int64(h.lease))
-	default:
+	case e.CreateRevision != h.create:
 		return fmt.Sprintf("key %s was deleted and made again at revision %d", key, e.CreateRevision)
+	case e.Tenant().UID != h.record.Tenant().UID, e.Tenant().Epoch != h.record.Tenant().Epoch:
+		return fmt.Sprintf("key %s was overwritten at revision %d with the record of node %q at %s", key, e.ModRevision, e.Tenant().Node, e.PublicIP)
 	}
+	return ""
 }

@@ -3,6 +3,7 @@ package lease
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -12,6 +13,7 @@ import (
 // decision is what a node without a proven subnet does next.
 type decision struct {
 	resume  *Entry        // go on with this key
+	claim   *Entry        // go on with this one if its address is silent
 	network *conf.Network // acquire in this network
 	wait    string        // or wait, and say this
 	missing string        // why there is nothing to resume, where there was
@@ -19,16 +21,19 @@ type decision struct {
 
 // decide is pure: what etcd has, what the node remembers, and who it is.
 //
-// The only key taken up again is one with this UID and this boot: a state
-// directory that was copied, or a machine that was away while its subnet went
-// to somebody else, finds a foreign UID or boot there and takes another
-// subnet. inForce is the config that was judged good, or why it was not.
-func decide(s *Snapshot, m Memory, boot string, inForce func() (*conf.Network, error)) decision {
+// A key is taken up again only with this UID and this boot; or with this UID
+// and a PublicIP that is on this machine (local) and that nobody else answers
+// for, which is the machine after a reboot. A state directory that was copied,
+// or a machine that was away while its subnet went to somebody else, finds a
+// foreign UID, boot or address there and takes another subnet. inForce is the
+// config that was judged good, or why it was not.
+func decide(s *Snapshot, m Memory, boot string, local func(netip.Addr) bool, inForce func() (*conf.Network, error)) decision {
 	d := decision{missing: missing(s, m)}
-	if own := ownEntry(s, m, boot); own != nil {
+	if own := ownEntry(s, m, func(e Entry) bool { return e.Tenant().Boot == boot }); own != nil {
 		d.resume = own
 		return d
 	}
+	d.claim = ownEntry(s, m, func(e Entry) bool { return e.PublicIP.IsValid() && local(e.PublicIP) })
 	switch {
 	case s.Config.ModRevision == 0:
 		d.wait = "the cluster has yet to be born: etcd has no network config; run tenurectl init --network CIDR"
@@ -49,14 +54,13 @@ func decide(s *Snapshot, m Memory, boot string, inForce func() (*conf.Network, e
 	return d
 }
 
-// ownEntry finds the key this node may go on with: its UID, its boot, and a
-// lease. Of several, the one that is remembered.
-func ownEntry(s *Snapshot, m Memory, boot string) *Entry {
+// ownEntry finds a key with this UID and a lease that also pleases. Of several,
+// the one that is remembered.
+func ownEntry(s *Snapshot, m Memory, pleases func(Entry) bool) *Entry {
 	var own *Entry
-	last, _ := m.last()
+	last, _ := m.Last()
 	for _, e := range s.Entries {
-		t := e.Tenant()
-		if t.UID != m.UID || t.Boot != boot || e.Lease == 0 {
+		if e.Tenant().UID != m.UID || e.Lease == 0 || !pleases(e) {
 			continue
 		}
 		if own == nil || e.Subnets == last {
@@ -68,7 +72,7 @@ func ownEntry(s *Snapshot, m Memory, boot string) *Entry {
 
 // missing says what became of the remembered subnet.
 func missing(s *Snapshot, m Memory) string {
-	last, ok := m.last()
+	last, ok := m.Last()
 	if !ok {
 		return "there is no subnet in memory"
 	}

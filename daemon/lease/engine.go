@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
+	"net/netip"
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -60,6 +63,11 @@ type Config struct {
 	// Ready says what this machine still lacks before it can hold a subnet,
 	// for example an underlay address; nil says that it lacks nothing.
 	Ready func() error
+	// Local says whether an address is on this machine, Silent whether nobody
+	// else answers for it (duplicate address detection). They tell a machine
+	// after its reboot from a clone of it.
+	Local  func(netip.Addr) bool
+	Silent func(context.Context, netip.Addr) (bool, error)
 	// Judge says what speaks against a network config on this machine, for
 	// example that it overlaps the underlay; nil accepts.
 	Judge func(conf.Network) error
@@ -78,12 +86,15 @@ type Engine struct {
 	wake  chan struct{} // capacity 1: something to do before the timer
 	fence Fence         // set once, by Run
 
+	unused clientv3.LeaseID // the loop's: asked for, and no key hangs on it
+
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced on every change of the view
 	client   *clientv3.Client
 	held     *tenancy
 	former   Subnets // lost in this boot, zero while held
 	network  *conf.Network
+	config   []byte // network as it was written
 	snapshot *Snapshot
 	started  bool // a decision has been made since the start
 	waiting  string
@@ -149,9 +160,9 @@ func (e *Engine) connect(ctx context.Context) (*clientv3.Client, error) {
 func (e *Engine) restore() {
 	m := e.cfg.Memory.Get()
 	if n, _, err := conf.ParseNetwork(m.Config); len(m.Config) > 0 && err == nil {
-		e.update(func() { e.network = &n })
+		e.update(func() { e.network, e.config = &n, m.Config })
 	}
-	sub, ok := m.last()
+	sub, ok := m.Last()
 	if !ok || m.Boot != e.cfg.Boot {
 		return
 	}
@@ -184,16 +195,22 @@ var errRestarted = errors.New("the daemon has just started and etcd has not been
 // has changed.
 func (e *Engine) loop(ctx context.Context) error {
 	for ctx.Err() == nil {
+		began := time.Now()
 		t := time.NewTimer(e.step(ctx))
 		select {
 		case <-ctx.Done():
 		case <-t.C:
 		case <-e.wake:
+			// News may come in a stream, and each step asks etcd something.
+			wait(ctx, time.Until(began.Add(jitter(wakeGap))))
 		}
 		t.Stop()
 	}
 	return nil
 }
+
+// wakeGap is the least time between two steps that news asked for.
+const wakeGap = 200 * time.Millisecond
 
 // step is one cycle of what is held, or one attempt to hold something. It
 // returns the time until the next.
@@ -212,15 +229,6 @@ const retryWaiting = 3 * time.Second
 
 // settleIn reads everything and resumes, acquires or waits.
 func (e *Engine) settleIn(ctx context.Context) time.Duration {
-	if e.cfg.Birth != nil {
-		born, err := Init(ctx, e.client, e.cfg.Prefix, e.cfg.Birth)
-		if err != nil {
-			e.unreachable(err)
-			return e.retryIn()
-		}
-		e.log.Info("cluster", "created", born.Created, "adopted", born.Adopted, "store", born.Store)
-		e.cfg.Birth = nil
-	}
 	s, err := list(ctx, e.client, newMirror(e.keys), e.callTimeout())
 	if err != nil {
 		if ctx.Err() == nil {
@@ -230,13 +238,18 @@ func (e *Engine) settleIn(ctx context.Context) time.Duration {
 	}
 	e.reachable()
 	e.adopt(s)
-	d := decide(s, e.cfg.Memory.Get(), e.cfg.Boot, e.networkInForce(s))
-	if d.resume == nil && e.tenancy() != nil {
-		e.lose("after the restart " + d.missing)
+	if e.cfg.Birth != nil && s.Store.ModRevision == 0 {
+		return e.birth(ctx)
+	}
+	d := decide(s, e.cfg.Memory.Get(), e.cfg.Boot, e.cfg.Local, e.networkInForce(s))
+	if d.resume == nil {
+		e.notResumed(d.missing)
 	}
 	switch {
 	case d.resume != nil:
 		return e.resume(ctx, *d.resume)
+	case d.claim != nil && e.undisputed(ctx, *d.claim):
+		return e.resume(ctx, *d.claim)
 	case d.wait != "":
 		return e.waitFor(d.wait)
 	}
@@ -246,11 +259,51 @@ func (e *Engine) settleIn(ctx context.Context) time.Duration {
 	return e.acquire(ctx, s, *d.network)
 }
 
+// birth births the cluster of --new-cluster; a born one is never touched.
+func (e *Engine) birth(ctx context.Context) time.Duration {
+	born, err := Init(ctx, e.client, e.cfg.Prefix, e.cfg.Birth)
+	if err != nil {
+		return e.denied(fmt.Errorf("birth of the cluster: %w", err))
+	}
+	e.log.Info("cluster", "created", born.Created, "adopted", born.Adopted, "store", born.Store)
+	e.cfg.Birth = nil
+	return 0
+}
+
+// notResumed drops a tenancy that memory alone spoke for. If pods of this boot
+// sit on the subnet they are stranded, also when another process lost it.
+func (e *Engine) notResumed(missing string) {
+	m := e.cfg.Memory.Get()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.loseLocked("after the restart " + missing)
+	if last, ok := m.Last(); ok && m.Boot == e.cfg.Boot && e.former.IsZero() {
+		e.former = last
+		e.waitLocked("lost " + last.String() + ": " + missing)
+		e.signal()
+	}
+}
+
+// undisputed makes sure that no other machine has the address under which this
+// UID holds a subnet: a clone of this machine would. If that cannot be told,
+// the key is left to lapse, which costs this node nothing but its old subnet:
+// no pod outlives a boot.
+func (e *Engine) undisputed(ctx context.Context, own Entry) bool {
+	silent, err := e.cfg.Silent(ctx, own.PublicIP)
+	if err == nil && silent {
+		return true
+	}
+	e.log.Warn("own subnet of an earlier boot is left to lapse: its address may be another machine's",
+		"subnet", own.Subnets, "publicIP", own.PublicIP, "answered", !silent, "error", err)
+	return false
+}
+
 // waitFor says why nothing can be held now, until the next look.
 func (e *Engine) waitFor(why string) time.Duration {
 	e.update(func() {
 		e.waitLocked(why)
 		delete(e.problems, noFreeSubnet)
+		delete(e.problems, etcdRefuses)
 	})
 	return jitter(retryWaiting)
 }
@@ -316,6 +369,7 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 	e.update(func() {
 		e.held, e.started, e.waiting, e.former = &t, true, "", Subnets{}
 		delete(e.problems, noFreeSubnet)
+		delete(e.problems, etcdRefuses)
 	})
 	e.remember(h)
 	return e.renew(ctx, t)
@@ -328,6 +382,9 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 	switch {
 	case v.lost != "":
 		e.lose(v.lost)
+		if t.lastProof == 0 {
+			return jitter(time.Second) // it was never proven: etcd contradicts itself
+		}
 		return 0
 	case v.err != nil:
 		if ctx.Err() != nil {
@@ -409,8 +466,11 @@ func (e *Engine) loseLocked(why string) {
 	e.former, e.held = e.held.subnets, nil
 	e.waiting = "lost " + e.former.String() + ": " + why
 	e.signal()
-	e.nudge()
 }
+
+// Touch makes the engine look at once whether what it publishes is still
+// right: an address of this machine has changed.
+func (e *Engine) Touch() { e.nudge() }
 
 // observe takes every snapshot of the watch: a deleted or foreign key closes
 // the fence now, not at the next cycle.
@@ -423,9 +483,9 @@ func (e *Engine) observe(s *Snapshot) {
 	e.snapshot = s
 	e.judgeLocked(s)
 	if h := e.held; h != nil && s.Revision >= h.mod {
-		own, ok := s.Entry(h.subnets)
-		if !ok || own.Lease != h.lease || own.CreateRevision != h.create {
-			e.loseLocked(whyFalse(h.Holding, own))
+		own, _ := s.Entry(h.subnets)
+		if why := h.contradicted(own); why != "" {
+			e.loseLocked(why)
 		}
 	}
 	if e.held == nil {
@@ -447,32 +507,79 @@ func (e *Engine) adopt(s *Snapshot) {
 
 // acquire goes through the order of choice until something is held.
 func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.Duration {
-	a := attempt{client: e.client, keys: e.keys, seen: s, ttl: n.LeaseTTL, call: CallTimeout(n.LeaseTTL), lease: newLeaseID()}
-	last, _ := e.cfg.Memory.Get().last()
+	a := attempt{client: e.client, keys: e.keys, seen: s, ttl: n.LeaseTTL, call: CallTimeout(n.LeaseTTL), lease: e.nextLease()}
+	last, _ := e.cfg.Memory.Get().Last()
 	want := Want{Node: e.cfg.Node, UID: e.cfg.Memory.Get().UID, Last: last, LastFirst: !e.lostSubnet().IsZero(), Seed: rand.Uint64()}
-	granted := false
+	tried := false
 	for c := range Candidates(n, s, want) {
-		if !granted {
+		if !tried {
 			if err := grant(ctx, e.client, a.lease, a.ttl, a.call); err != nil {
-				e.unreachable(err)
-				break
+				return e.denied(err)
 			}
-			granted = true
+			tried = true
 		}
 		h, err := e.tryCandidate(ctx, a, n, c)
 		if err == nil {
 			e.log.Info("subnet acquired", "subnet", c.Subnets, "why", c.Why, "lease", leaseHex(h.lease), "epoch", h.Epoch())
+			e.unused = 0
 			return e.take(ctx, h)
 		}
-		e.log.Info("subnet not acquired", "subnet", c.Subnets, "why", c.Why, "error", err)
 		if !errors.Is(err, errLostRace) {
-			break
+			if silence(err) {
+				e.unused = 0 // revoked, unless the daemon is stopping
+			}
+			return e.denied(err)
 		}
+		e.log.Debug("lost a race for a subnet", "subnet", c.Subnets, "why", c.Why)
 		if e.stale(s) {
 			break
 		}
 	}
-	return e.notAcquired(ctx, a, s, n, granted)
+	if tried {
+		return jitter(firstRetry) // the lease is kept for the next round
+	}
+	return e.exhausted(ctx, s, n)
+}
+
+// nextLease is the ID that the next grant asks for: the same until it is known
+// what became of it, so that answers which are lost leave one lease behind and
+// not one each.
+func (e *Engine) nextLease() clientv3.LeaseID {
+	if e.unused == 0 {
+		e.unused = newLeaseID()
+	}
+	return e.unused
+}
+
+// denied says that etcd answers and does not do what it is asked, or that it
+// does not answer.
+func (e *Engine) denied(err error) time.Duration {
+	if silence(err) {
+		e.unreachable(err)
+		return e.retryIn()
+	}
+	e.update(func() {
+		e.waitLocked("etcd refuses: " + err.Error())
+		e.problems.add(etcdRefuses, api.SeverityError, "etcd answers, but refuses what this node needs: "+err.Error(),
+			"give the user of --etcd-username its rights on the prefix, or free the store's space (etcdctl alarm list); this is tried again by itself", time.Time{})
+	})
+	return jitter(retryWaiting)
+}
+
+// etcdRefuses is the problem that rights or space are missing.
+const etcdRefuses = "etcd-refuses"
+
+// silence tells "no answer" from "an answer that says no".
+func silence(err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return true
+	}
+	var refused rpctypes.EtcdError
+	if errors.As(err, &refused) {
+		return refused.Code() == codes.Unavailable || refused.Code() == codes.DeadlineExceeded
+	}
+	c := status.Code(err)
+	return c == codes.Unavailable || c == codes.DeadlineExceeded || c == codes.Canceled
 }
 
 // stale reports that config, store or settle changed since s: then every
@@ -488,7 +595,7 @@ func (e *Engine) stale(s *Snapshot) bool {
 func (e *Engine) tryCandidate(ctx context.Context, a attempt, n conf.Network, c Candidate) (Holding, error) {
 	m := e.cfg.Memory.Get()
 	owner := a.seen.Owners[c.ownerKey()].Value
-	last, _ := m.last()
+	last, _ := m.Last()
 	mine := owner.UID == m.UID && last == c.Subnets && m.Boot == e.cfg.Boot && m.Held.Record.Tenant().Epoch == owner.Epoch
 	epoch := NextEpoch(owner, mine, a.seen.MaxEpoch(c.Subnets), time.Now())
 	r, err := e.record(n, c.Subnets, epoch)
@@ -508,20 +615,20 @@ func (e *Engine) record(n conf.Network, s Subnets, epoch int64) (Record, error) 
 	return r, nil
 }
 
-// notAcquired gives the unused lease back and says why the node waits.
-func (e *Engine) notAcquired(ctx context.Context, a attempt, s *Snapshot, n conf.Network, granted bool) time.Duration {
-	if granted {
-		if err := revoke(ctx, e.client, a.lease, a.call); err != nil && ctx.Err() == nil {
-			e.log.Warn("an unused lease stays until it ends", "error", err)
-		}
-		return jitter(firstRetry)
-	}
+// exhausted says why the node waits, and gives a lease back that it does not
+// need for now.
+func (e *Engine) exhausted(ctx context.Context, s *Snapshot, n conf.Network) time.Duration {
+	why := exhausted(n, s, e.cfg.Node)
 	e.update(func() {
-		why := exhausted(n, s, e.cfg.Node)
 		e.waitLocked(why)
 		e.problems.add(noFreeSubnet, api.SeverityError, why,
 			"wait for a lease to end, release a dead node's subnet, or widen the network", time.Time{})
 	})
+	if e.unused != 0 {
+		if err := revoke(ctx, e.client, e.unused, CallTimeout(n.LeaseTTL)); err == nil {
+			e.unused = 0
+		}
+	}
 	return jitter(retryWaiting)
 }
 
@@ -565,9 +672,7 @@ func (e *Engine) remember(h Holding) {
 	e.mu.Lock()
 	if s := e.snapshot; s != nil {
 		m.Store, m.ClusterID, m.Revision = s.Store.Value.ID, s.ClusterID, max(s.Revision, h.mod)
-		if e.network != nil {
-			m.Config = slices.Clone(s.Config.Value)
-		}
+		m.Config = e.config
 	}
 	e.mu.Unlock()
 	if err := e.cfg.Memory.Save(m); err != nil {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sys/unix"
@@ -88,6 +89,11 @@ type host struct {
 	endpoint string
 	fence    *register
 	log      *logBuffer
+	// local: the published address is this machine's; silent: nobody else
+	// answers for it.
+	local, silent bool
+	// birth is the network config of --new-cluster.
+	birth []byte
 }
 
 func newHost(t *testing.T, name, endpoint string) *host {
@@ -110,12 +116,14 @@ func (h *host) start() *daemon {
 	e := NewEngine(Config{
 		Dial:   func() (*clientv3.Client, error) { return etcdtest.Dial(h.endpoint) },
 		Prefix: prefix, Node: h.name, Boot: h.boot, Memory: m, Clock: bootClock,
-		Ready: func() error { return nil },
+		Ready:  func() error { return nil },
+		Local:  func(netip.Addr) bool { return h.local },
+		Silent: func(context.Context, netip.Addr) (bool, error) { return h.silent, nil },
 		Publish: func(_ conf.Network, s Subnets, epoch int64) (Record, error) {
 			return Record{PublicIP: netip.MustParseAddr("192.0.2.11"), BackendType: "vxlan",
 				BackendData: &BackendData{VNI: 1, VtepMAC: VTEPMAC(prefix, s, epoch)}}, nil
 		},
-		Log: slog.New(slog.NewTextHandler(h.log, nil)),
+		Birth: h.birth, Log: slog.New(slog.NewTextHandler(h.log, nil)),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -414,19 +422,37 @@ func TestRestartWithEtcdAwayServesUntilTheDeadline(t *testing.T) {
 	}
 }
 
-func TestAnotherBootStartsAnew(t *testing.T) {
-	s, c := cluster(t, fourSubnets)
-	h := newHost(t, "n1", s.Endpoint)
-	d := h.start()
-	v := d.waitHeld()
-	d.stop()
-	h.boot, h.fence = "later", &register{}
-	w := h.start().waitHeld()
-	if w.Holding.Subnets() == v.Holding.Subnets() && w.Holding.LeaseID() == v.Holding.LeaseID() {
-		t.Error("a key of another boot was resumed by its UID alone")
-	}
-	if kv := etcdtest.Get(t, c, NewKeys(prefix).Subnet(v.Holding.Subnets())).Kvs; len(kv) == 1 && kv[0].Version != 1 {
-		t.Errorf("the key of the other boot was written: %v", kv)
+// TestAnotherBoot: after a reboot the machine goes on with its subnet, and a
+// copy of its state directory does not, whatever its UID says.
+func TestAnotherBoot(t *testing.T) {
+	for name, c := range map[string]struct{ local, silent, resumes bool }{
+		"address elsewhere":           {false, true, false},
+		"address here, and elsewhere": {true, false, false},
+		"address here only":           {true, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, client := cluster(t, strings.Replace(fourSubnets, "5s", "30s", 1))
+			h := newHost(t, "n1", s.Endpoint)
+			d := h.start()
+			v := d.waitHeld()
+			d.stop()
+			h.boot, h.fence, h.local, h.silent = "later", &register{}, c.local, c.silent
+			d = h.start()
+			w := d.waitHeld()
+			if got := w.Holding.LeaseID() == v.Holding.LeaseID() && w.Holding.Subnets() == v.Holding.Subnets(); got != c.resumes {
+				t.Fatalf("resumed: %t, want %t", got, c.resumes)
+			}
+			if !c.resumes {
+				if kv := etcdtest.Get(t, client, NewKeys(prefix).Subnet(v.Holding.Subnets())).Kvs; len(kv) != 1 || kv[0].Version != 1 {
+					t.Errorf("the key of the other boot was written: %v", kv)
+				}
+				return
+			}
+			w = d.wait("the boot in the record", func(w View) bool { return w.Holding.Record().Tenant().Boot == "later" })
+			if w.Holding.Epoch() != v.Holding.Epoch() || w.Holding.LeaseID() != v.Holding.LeaseID() {
+				t.Errorf("epoch %d, lease %x, want %d and %x", w.Holding.Epoch(), w.Holding.LeaseID(), v.Holding.Epoch(), v.Holding.LeaseID())
+			}
+		})
 	}
 }
 
@@ -506,6 +532,110 @@ func TestPoolOfExactlyAsManySubnetsAsNodes(t *testing.T) {
 	}
 	if w := late.waitHeld(); w.Holding.Subnets() != first.Subnets() {
 		t.Errorf("the late node took %s, want the freed %s", w.Holding.Subnets(), first.Subnets())
+	}
+}
+
+// alarm raises or clears etcd's space alarm: puts and grants are refused, all
+// else works.
+func alarm(t *testing.T, c *clientv3.Client, action pb.AlarmRequest_AlarmAction) {
+	t.Helper()
+	if _, err := pb.NewMaintenanceClient(c.ActiveConnection()).Alarm(t.Context(), &pb.AlarmRequest{Action: action, Alarm: pb.AlarmType_NOSPACE}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestStoreThatRefusesWrites: a node that holds a subnet resumes it although
+// nothing can be written, with --new-cluster too; a new one waits and says why.
+func TestStoreThatRefusesWrites(t *testing.T) {
+	s, c := cluster(t, fourSubnets)
+	old := newHost(t, "n1", s.Endpoint)
+	old.birth = []byte(fourSubnets)
+	d := old.start()
+	v := d.waitHeld()
+	d.stop()
+	alarm(t, c, pb.AlarmRequest_ACTIVATE)
+	if w := old.start().waitHeld(); w.Holding.LeaseID() != v.Holding.LeaseID() {
+		t.Errorf("resumed under lease %x, want %x", w.Holding.LeaseID(), v.Holding.LeaseID())
+	}
+	fresh := newHost(t, "n2", s.Endpoint)
+	n := fresh.start()
+	w := n.wait("etcd-refuses", func(v View) bool { return hasProblem(v, "etcd-refuses") })
+	if w.State != api.StateWaiting || !strings.Contains(w.Reason, "space") || hasProblem(w, "no-free-subnet") || hasProblem(w, "etcd-unreachable") {
+		t.Errorf("state %s, reason %q, problems %v", w.State, w.Reason, w.Problems)
+	}
+	alarm(t, c, pb.AlarmRequest_DEACTIVATE)
+	if w := n.waitHeld(); hasProblem(w, "etcd-refuses") {
+		t.Errorf("problems after the alarm: %v", w.Problems)
+	}
+}
+
+// TestBadConfigSurvivesRestarts: a config that was refused is never taken for
+// the last good one.
+func TestBadConfigSurvivesRestarts(t *testing.T) {
+	s, c := cluster(t, fourSubnets)
+	h := newHost(t, "n1", s.Endpoint)
+	d := h.start()
+	v := d.waitHeld()
+	if _, err := c.Put(t.Context(), NewKeys(prefix).Config(), `{"Network":"nonsense"}`); err != nil {
+		t.Fatal(err)
+	}
+	d.wait("config-refused", func(v View) bool { return hasProblem(v, "config-refused") })
+	for range 2 {
+		d.stop()
+		d = h.start()
+		if w := d.waitHeld(); w.Holding.LeaseID() != v.Holding.LeaseID() || *w.Network != *v.Network {
+			t.Fatalf("after a restart %s under %x in %v", w.Holding.Subnets(), w.Holding.LeaseID(), w.Network)
+		}
+	}
+}
+
+// TestRecordOverwrittenUnderOurLease: a foreign put that names our lease leaves
+// key and lease as they were; only the record tells.
+func TestRecordOverwrittenUnderOurLease(t *testing.T) {
+	for name, value := range map[string]string{
+		"with garbage":     "garbage",
+		"with another's":   `{"PublicIP":"192.0.2.66","BackendType":"vxlan","Tenure":{"Node":"x","UID":"x","Epoch":1}}`,
+		"with another age": `{"PublicIP":"192.0.2.11","BackendType":"vxlan","Tenure":{"Node":"n1","UID":"UID","Epoch":1}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, c := cluster(t, fourSubnets)
+			h := newHost(t, "n1", s.Endpoint)
+			d := h.start()
+			v := d.waitHeld()
+			value = strings.ReplaceAll(value, "UID\",\"Epoch", v.Holding.Record().Tenant().UID+"\",\"Epoch")
+			key := NewKeys(prefix).Subnet(v.Holding.Subnets())
+			if _, err := c.Put(t.Context(), key, value, clientv3.WithLease(v.Holding.LeaseID())); err != nil {
+				t.Fatal(err)
+			}
+			d.wait("closed", func(View) bool { return h.fence.Generation() > 0 })
+			if kv := etcdtest.Get(t, c, key).Kvs; len(kv) != 1 || string(kv[0].Value) != value {
+				t.Errorf("the foreign record was touched: %v", kv)
+			}
+		})
+	}
+}
+
+// TestRestartWhileLost: what one process lost, the next one of the same boot
+// has not forgotten; its pods are stranded.
+func TestRestartWhileLost(t *testing.T) {
+	s, c := cluster(t, `{"Network":"10.5.0.0/24","SubnetLen":25,"LeaseTTL":"5s"}`)
+	h := newHost(t, "n1", s.Endpoint)
+	d := h.start()
+	v := d.waitHeld()
+	// The store is full of reservations for others by the time it is lost.
+	for _, p := range []string{"10.5.0.0/25", "10.5.0.128/25"} {
+		reserve(t, c, Subnets{V4: netip.MustParsePrefix(p)}, "other")
+	}
+	if _, err := c.Revoke(t.Context(), v.Holding.LeaseID()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		w := d.wait("lost", func(v View) bool { return v.State == api.StateLost && hasProblem(v, "no-free-subnet") })
+		if w.Former != v.Holding.Subnets() {
+			t.Errorf("former subnet %s, want %s", w.Former, v.Holding.Subnets())
+		}
+		d.stop()
+		d = h.start()
 	}
 }
 

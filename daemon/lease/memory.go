@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/google/renameio/v2"
 	"github.com/google/uuid"
@@ -76,9 +77,10 @@ func OpenMemory(dir, productUUID string) (*MemoryFile, error) {
 	return f, f.Save(f.m)
 }
 
-// MemoryFile is node.json. It is used by one goroutine at a time.
+// MemoryFile is node.json. It is safe for concurrent use.
 type MemoryFile struct {
 	path string
+	mu   sync.Mutex
 	m    Memory
 	// SetAside is where a damaged file went, empty if there was none.
 	SetAside string
@@ -101,11 +103,17 @@ func (f *MemoryFile) load(b []byte) error {
 }
 
 // Get is what is remembered.
-func (f *MemoryFile) Get() Memory { return f.m }
+func (f *MemoryFile) Get() Memory {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.m
+}
 
 // Save writes m durably and atomically; what Get returns changes even if the
 // disk refuses, for the running process knows better than the file.
 func (f *MemoryFile) Save(m Memory) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	m.Version = memoryVersion
 	f.m = m
 	b, err := json.MarshalIndent(m, "", "  ")
@@ -126,8 +134,8 @@ func (m Memory) remember(h Holding, boot string) Memory {
 	return m
 }
 
-// last is the subnet held last; false if there is none or it cannot be read.
-func (m Memory) last() (Subnets, bool) {
+// Last is the subnet held last; false if there is none or it cannot be read.
+func (m Memory) Last() (Subnets, bool) {
 	if m.Held == nil {
 		return Subnets{}, false
 	}

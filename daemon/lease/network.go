@@ -30,7 +30,7 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 		return
 	}
 	e.log.Info("network config in force", "network", networkName(*n), "leaseTTL", n.LeaseTTL)
-	e.network = n
+	e.network, e.config = n, s.Config.Value
 	if e.held != nil {
 		if err := e.fence.Set(e.held.subnets, networkPair(*n)); err != nil {
 			e.log.Error("the fence did not take the new network", "error", err)

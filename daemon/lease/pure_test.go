@@ -320,6 +320,7 @@ func TestCandidatesAvoidOverlapsAtAnyLength(t *testing.T) {
 func TestDecide(t *testing.T) {
 	n := network(t, `{"Network":"10.5.0.0/16"}`)
 	good := func() (*conf.Network, error) { return &n, nil }
+	here := func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.10") }
 	sub := Subnets{V4: netip.MustParsePrefix("10.5.3.0/24")}
 	own := func(uid, boot string, lease clientv3.LeaseID) []Entry {
 		return []Entry{{Subnets: sub, Lease: lease, CreateRevision: 2, ModRevision: 2,
@@ -339,15 +340,25 @@ func TestDecide(t *testing.T) {
 		{"own key, this boot", with(func(s *Snapshot) { s.Entries = own("me", "now", 4) }), "resume"},
 		{"own key, this boot, settling", with(func(s *Snapshot) { s.Entries, s.Settle = own("me", "now", 4), 5 }), "resume"},
 		{"own key, another boot", with(func(s *Snapshot) { s.Entries = own("me", "then", 4) }), "acquire"},
+		{"own key, another boot, address here", with(func(s *Snapshot) {
+			s.Entries = own("me", "then", 4)
+			s.Entries[0].PublicIP = netip.MustParseAddr("192.0.2.10")
+		}), "claim"},
+		{"another's key, address here", with(func(s *Snapshot) {
+			s.Entries = own("you", "then", 4)
+			s.Entries[0].PublicIP = netip.MustParseAddr("192.0.2.10")
+		}), "acquire"},
 		{"remembered key, another's", with(func(s *Snapshot) { s.Entries = own("you", "now", 4) }), "acquire"},
 		{"own key without a lease", with(func(s *Snapshot) { s.Entries = own("me", "now", 0) }), "acquire"},
 	} {
 		m := Memory{UID: "me", Held: &MemoryOfHolding{Subnet: sub.Key()}}
-		d := decide(c.s, m, "now", good)
+		d := decide(c.s, m, "now", here, good)
 		got := "acquire"
 		switch {
 		case d.resume != nil:
 			got = "resume"
+		case d.claim != nil:
+			got = "claim"
 		case d.wait != "":
 			got = "wait"
 		}
@@ -355,7 +366,7 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%s: %s (%+v), want %s", c.name, got, d, c.want)
 		}
 	}
-	if d := decide(&born, Memory{UID: "me"}, "now", func() (*conf.Network, error) { return nil, errNotJudged }); d.wait == "" {
+	if d := decide(&born, Memory{UID: "me"}, "now", here, func() (*conf.Network, error) { return nil, errNotJudged }); d.wait == "" {
 		t.Error("a bad config was used to acquire")
 	}
 }

@@ -39,12 +39,11 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 	if err != nil {
 		return nil, err
 	}
-	v, unlock, err := n.admit(ctx, c.key)
+	v, unlock, err := n.admit(ctx, c.key, n.awaitBridge)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	n.awaitBridge(ctx, v)
 
 	a, existed, err := n.allocate(c, v.Holding.Subnets(), attach.HostName(n.owner(c.key)))
 	if err != nil {
@@ -73,17 +72,21 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 	return result, nil
 }
 
-// admit waits until the key is nobody else's and the subnet is in date. The
-// caller unlocks the key.
-func (n *Node) admit(ctx context.Context, k ipam.Key) (lease.View, func(), error) {
-	unlock, err := n.keys.lock(ctx, k)
-	if err != nil {
-		return lease.View{}, nil, err
-	}
+// admit waits until the subnet is in date, then until the key is nobody
+// else's: a DEL must not wait for etcd behind an ADD. The caller unlocks.
+func (n *Node) admit(ctx context.Context, k ipam.Key, prepare func(context.Context, lease.View)) (lease.View, func(), error) {
 	v, err := n.inDate(ctx)
 	if err != nil {
-		unlock()
 		return v, nil, err
+	}
+	prepare(ctx, v)
+	unlock, err := n.keys.lock(ctx, k)
+	if err != nil {
+		return v, nil, err
+	}
+	if v, _ = n.cfg.Tenancy.Changed(); !v.InDate(n.cfg.Clock()) {
+		unlock()
+		return v, nil, notHeld(v)
 	}
 	return v, unlock, nil
 }
@@ -155,6 +158,9 @@ func (n *Node) allocate(c call, held lease.Subnets, host string) (ipam.Allocatio
 	})
 	if err != nil {
 		return a, existed, fmt.Errorf("address for %s: %w", c.key, err)
+	}
+	if a.IPAM != (host == "") {
+		return a, existed, cniError(api.CodeInvalidConfig, "%s has an address already, by the other of the plugins tenure and tenure-ipam; one network uses one of them", c.key)
 	}
 	return a, existed, nil
 }

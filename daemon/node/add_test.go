@@ -409,3 +409,37 @@ func TestGCGoesOnPastAFailure(t *testing.T) {
 		t.Errorf("left %s, want the one whose interface stays", got)
 	}
 }
+
+// TestTwoPluginsShareNoKey: what one of tenure and tenure-ipam gave, the other
+// neither hands out again nor frees.
+func TestTwoPluginsShareNoKey(t *testing.T) {
+	r := newRig(t, held(t, "10.5.34.0/24", 7))
+	mustAdd(t, r, "c1")
+	wantCode(t, r.IPAMAdd(t.Context(), request("c1", "")), api.CodeInvalidConfig)
+	if resp := r.IPAMDel(t.Context(), request("c1", "")); resp.Error != nil {
+		t.Errorf("DEL of tenure-ipam: %v", resp.Error)
+	}
+	mustIPAMAdd(t, r, "c2")
+	wantCode(t, r.Add(t.Context(), request("c2", "")), api.CodeInvalidConfig)
+	if resp := r.Del(t.Context(), request("c2", "")); resp.Error != nil {
+		t.Errorf("DEL of tenure: %v", resp.Error)
+	}
+	if got := fmt.Sprint(containers(r)); got != "[c1 c2]" {
+		t.Errorf("on record: %s, want both", got)
+	}
+}
+
+// TestDelDoesNotWaitBehindAnAdd that waits for etcd.
+func TestDelDoesNotWaitBehindAnAdd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, lease.View{State: api.StateStarting, Reason: "etcd has not answered yet"})
+		added := make(chan *api.Response)
+		go func() { added <- r.Add(t.Context(), request("c1", "")) }()
+		synctest.Wait()
+		began := time.Now()
+		if resp := r.Del(t.Context(), request("c1", "")); resp.Error != nil || time.Since(began) != 0 {
+			t.Errorf("DEL after %s: %v", time.Since(began), resp.Error)
+		}
+		wantCode(t, <-added, api.CodeTryAgain)
+	})
+}

@@ -29,7 +29,9 @@ func (n *Node) check(ctx context.Context, r *api.Request) error {
 	if err != nil {
 		return err
 	}
-	ops, err := n.cfg.Interfaces.Check(ctx, c.netns, n.want(a))
+	want := n.want(a)
+	want.MTU = 0 // the underlay's may have changed since; a pod keeps what it was given
+	ops, err := n.cfg.Interfaces.Check(ctx, c.netns, want)
 	if err != nil {
 		return fmt.Errorf("check %s: %w", c.key, err)
 	}

@@ -49,12 +49,17 @@ func (n *Node) remove(ctx context.Context, k ipam.Key) error {
 	if err := n.cfg.Interfaces.Del(ctx, attach.HostName(n.owner(k))); err != nil && !errors.Is(err, attach.ErrForeignHost) {
 		return fmt.Errorf("detach %s: %w", k, err)
 	}
-	return n.free(ctx, k)
+	return n.release(k, false)
 }
 
-// free releases the address only.
-func (n *Node) free(_ context.Context, k ipam.Key) error {
-	if _, existed := n.cfg.Ledger.Release(k); existed {
+// free releases an address of tenure-ipam. The key must be locked.
+func (n *Node) free(_ context.Context, k ipam.Key) error { return n.release(k, true) }
+
+// release frees an address that the same plugin allocated: what the other one
+// gave is still in use.
+func (n *Node) release(k ipam.Key, byIPAM bool) error {
+	if a, ok := n.cfg.Ledger.Get(k); ok && a.IPAM == byIPAM {
+		n.cfg.Ledger.Release(k)
 		n.touched()
 	}
 	return nil

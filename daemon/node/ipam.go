@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 
 	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/ipam"
 )
 
@@ -24,7 +25,7 @@ func (n *Node) ipamAdd(ctx context.Context, r *api.Request) (json.RawMessage, er
 	if refused := c.refuseBypass(); refused != nil {
 		return nil, refused
 	}
-	v, unlock, err := n.admit(ctx, c.key)
+	v, unlock, err := n.admit(ctx, c.key, func(context.Context, lease.View) {})
 	if err != nil {
 		return nil, err
 	}

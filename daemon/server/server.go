@@ -30,8 +30,12 @@ type Handlers struct {
 // attachment of a large node is well below it.
 const maxBody = 16 << 20
 
-// drainTimeout bounds how long a stopping daemon waits for calls in flight.
-const drainTimeout = 5 * time.Second
+// A stopping daemon lets calls in flight go on for drainGrace, then ends their
+// contexts, and drops at drainTimeout whoever is still connected.
+const (
+	drainGrace   = 2 * time.Second
+	drainTimeout = 3 * time.Second
+)
 
 // Serve answers on l until ctx ends, then waits for the calls in flight. The
 // socket's file is removed by closing the listener.
@@ -46,12 +50,20 @@ func Serve(ctx context.Context, l net.Listener, h Handlers, log *slog.Logger) er
 }
 
 func serve(ctx context.Context, l net.Listener, s *http.Server) error {
+	calls, endCalls := context.WithCancel(context.WithoutCancel(ctx))
+	defer endCalls()
+	s.BaseContext = func(net.Listener) context.Context { return calls }
 	done := make(chan error, 1)
 	go func() {
 		<-ctx.Done()
+		defer time.AfterFunc(drainGrace, endCalls).Stop()
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 		defer cancel()
-		done <- s.Shutdown(end)
+		err := s.Shutdown(end)
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = s.Close() // somebody holds a connection open and says nothing
+		}
+		done <- err
 	}()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve on %s: %w", l.Addr(), err)

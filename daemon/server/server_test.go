@@ -203,6 +203,41 @@ func TestStopWaitsForCallsInFlight(t *testing.T) {
 	}
 }
 
+// TestStopEndsWhatDoesNotEnd: neither a call that waits for something nor a
+// caller that sends half a request keeps a daemon from stopping.
+func TestStopEndsWhatDoesNotEnd(t *testing.T) {
+	began := make(chan struct{})
+	path := filepath.Join(t.TempDir(), "tenured.sock")
+	stop := serveFor(t, listen(t, path), Handlers{Status: okStatus, CNI: map[string]Verb{
+		"add": func(ctx context.Context, _ *api.Request) *api.Response {
+			close(began)
+			<-ctx.Done()
+			return &api.Response{Error: &types.Error{Code: api.CodeTryAgain, Msg: "stopping"}}
+		}}})
+	half, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = half.Close() }()
+	if _, err := half.Write([]byte("POST /v1/cni/del HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")); err != nil {
+		t.Fatal(err)
+	}
+	c := api.NewClient(path)
+	defer c.Close()
+	answered := make(chan *api.Response, 1)
+	go func() {
+		resp, _ := c.Call(context.Background(), api.PathCNI+"add", &api.Request{Config: json.RawMessage("{}")})
+		answered <- resp
+	}()
+	<-began
+	if err := stop(); err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+	if resp := <-answered; resp == nil || resp.Error == nil || resp.Error.Code != api.CodeTryAgain {
+		t.Errorf("the waiting call got %v, want try again", resp)
+	}
+}
+
 func TestServeReportsABrokenListener(t *testing.T) {
 	l := listen(t, socketPath(t))
 	if err := l.Close(); err != nil {

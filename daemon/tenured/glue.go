@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -153,8 +155,22 @@ func (d *daemon) judge(n conf.Network) error {
 	if err != nil {
 		return err
 	}
-	faults = append(faults, conf.Overlaps(n, taken)...)
+	faults = append(faults, conf.Overlaps(n, d.withoutOwn(taken))...)
 	return faults.Err()
+}
+
+// withoutOwn leaves out what lies in the subnet this node holds or held last:
+// a bridge of the reference plugin that tenure-ipam gave addresses to.
+func (d *daemon) withoutOwn(taken []conf.Named) []conf.Named {
+	own, ok := d.memory.Get().Last()
+	if !ok {
+		return taken
+	}
+	return slices.DeleteFunc(taken, func(t conf.Named) bool {
+		return slices.ContainsFunc(own.All(), func(p netip.Prefix) bool {
+			return p.Bits() <= t.Prefix.Bits() && p.Contains(t.Prefix.Addr())
+		})
+	})
 }
 
 // unsupported names what the config may ask for and this version cannot do.

@@ -95,8 +95,9 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	d.engine = lease.NewEngine(lease.Config{
 		Dial: func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd) }, Endpoints: cfg.Etcd.Endpoints, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
 		Boot: boot, Memory: d.memory, Clock: fence.BootTime,
-		Ready: d.underlay.Ready, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Log: log,
+		Ready: d.underlay.Ready, Local: d.underlay.local, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Log: log,
 	})
+	d.underlay.onChange = d.engine.Touch
 	attacher := attach.New(cfg.Name, netns.None(), log)
 	ledger, err := openLedger(cfg, boot, attacher, log)
 	if err != nil {

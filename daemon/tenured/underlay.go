@@ -28,6 +28,9 @@ type underlay struct {
 	log    *slog.Logger
 	handle *netlink.Handle
 
+	// onChange is told after another underlay was found; nil is nobody.
+	onChange func()
+
 	mu    sync.Mutex
 	found node.Underlay
 	err   error
@@ -84,6 +87,13 @@ func (u *underlay) Run(ctx context.Context) error {
 
 func (u *underlay) look(ctx context.Context) {
 	found, err := u.detect(ctx)
+	if u.note(found, err) && u.onChange != nil {
+		u.onChange()
+	}
+}
+
+// note keeps what was found and says whether it is news.
+func (u *underlay) note(found node.Underlay, err error) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if err != nil {
@@ -91,12 +101,14 @@ func (u *underlay) look(ctx context.Context) {
 			u.log.Warn("underlay not usable", "error", err)
 		}
 		u.err = err
-		return
+		return false
 	}
-	if found != u.found {
+	news := found != u.found
+	if news {
 		u.log.Info("underlay", "interface", found.Interface, "publicIP", found.PublicIP, "mtu", found.MTU)
 	}
 	u.found, u.err = found, nil
+	return news
 }
 
 // detect follows the flags: --iface patterns in their order, --public-ip, or
@@ -176,7 +188,7 @@ func (u *underlay) byRoute(ctx context.Context, links []netlink.Link) (node.Unde
 	dst := net.IPv4(1, 1, 1, 1) // any address: nothing is sent, only the default route is asked for
 	if ip, err := u.etcdAddress(ctx); err != nil {
 		return node.Underlay{}, err
-	} else if !ip.IsLoopback() && !onThisNode(u, links, ip) {
+	} else if !ip.IsLoopback() && !u.local(ip) {
 		dst = ip.AsSlice()
 	}
 	routes, err := u.handle.RouteGet(dst)
@@ -209,19 +221,6 @@ func (u *underlay) etcdAddress(ctx context.Context) (netip.Addr, error) {
 		last = errors.Join(last, err)
 	}
 	return netip.Addr{}, fmt.Errorf("no etcd endpoint can be resolved, so its route is unknown; give --iface or --public-ip (%w)", last)
-}
-
-func onThisNode(u *underlay, links []netlink.Link, ip netip.Addr) bool {
-	for _, l := range links {
-		addrs, err := u.addresses(l)
-		if err != nil {
-			return false
-		}
-		if slices.Contains(addrs, ip) {
-			return true
-		}
-	}
-	return false
 }
 
 // of is the underlay on one link: its first usable IPv4 address.
@@ -272,6 +271,38 @@ func (u *underlay) addresses(l netlink.Link) ([]netip.Addr, error) {
 		}
 	}
 	return all, nil
+}
+
+// local says whether an address is on an interface of this machine.
+func (u *underlay) local(ip netip.Addr) bool {
+	_, ok := u.linkWith(ip)
+	return ok
+}
+
+// silent says whether nobody else on the address's link answers for it.
+func (u *underlay) silent(ctx context.Context, ip netip.Addr) (bool, error) {
+	link, ok := u.linkWith(ip)
+	if !ok {
+		return false, fmt.Errorf("%s is on no interface of this machine", ip)
+	}
+	return addressSilent(ctx, link, ip)
+}
+
+// linkWith finds the interface that has an address.
+func (u *underlay) linkWith(ip netip.Addr) (string, bool) {
+	links, err := u.handle.LinkList()
+	if err != nil {
+		return "", false
+	}
+	for _, l := range links {
+		if u.own(l.Attrs().Name) {
+			continue
+		}
+		if addrs, err := u.addresses(l); err == nil && slices.Contains(addrs, ip) {
+			return l.Attrs().Name, true
+		}
+	}
+	return "", false
 }
 
 // own tells the devices of this instance: the bridge and the vxlan devices.

@@ -159,8 +159,8 @@ func (s *Shim) Status(args *skel.CmdArgs) error {
 	return failure(resp)
 }
 
-// Del hands the DEL to the daemon or, if that is down, silent or confused, to
-// its queue on disk. If the disk refuses too, it waits for the daemon as long
+// Del hands the DEL to the daemon or, if that is down, silent, confused or
+// cannot do it now, to its queue on disk. If the disk refuses too, it waits for the daemon as long
 // as a DEL may take. Only when nobody took the DEL it fails: the runtime then
 // repeats it, where success would leak the address for ever.
 func (s *Shim) Del(args *skel.CmdArgs) error {
@@ -171,7 +171,7 @@ func (s *Shim) Del(args *skel.CmdArgs) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.Limits.Del)
 	defer cancel()
 	resp, err := c.post(ctx, s.Limits.DelDial, s.Limits.Pause)
-	if err == nil {
+	if err == nil && !later(resp) {
 		return failure(resp)
 	}
 	full := api.Enqueue(api.QueueDir(c.socket), api.Queued{API: s.API, Request: c.req})
@@ -184,6 +184,11 @@ func (s *Shim) Del(args *skel.CmdArgs) error {
 	e := c.unreached(api.CodeTryAgain, err)
 	e.Details += "; and the DEL cannot be queued: " + full.Error()
 	return e
+}
+
+// later says that the daemon asks for another try.
+func later(resp *api.Response) bool {
+	return resp.Error != nil && resp.Error.Code == api.CodeTryAgain
 }
 
 // failure is the verb's own error, nil if the daemon did what was asked.

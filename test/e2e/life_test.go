@@ -157,3 +157,32 @@ func TestStopRemovesNothing(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestReboot reboots a node: it goes on with its subnet, lease and MAC, since
+// its address is its own and nobody else answers for it, and every pod address
+// is free again.
+func TestReboot(t *testing.T) {
+	ctx := cluster.Context(t, time.Minute)
+	c := cluster.New(ctx, t, cluster.Network, "n1", "n2")
+	n1, n2 := c.Nodes[0], c.Nodes[1]
+	p2 := cluster.Pod(ctx, t, n2, "p")
+	cluster.Pod(ctx, t, n1, "p")
+	before := who(ctx, t, n1)
+	n1.Kill()
+	if err := n1.Reboot(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := n1.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if after := who(ctx, t, n1); after != before {
+		t.Errorf("the node is\n%+v, it was\n%+v", after, before)
+	}
+	if s := cluster.Status(ctx, t, n1); s.Addresses.Used != 0 || len(s.Stranded) != 0 {
+		t.Errorf("after the reboot %d addresses used, %d stranded", s.Addresses.Used, len(s.Stranded))
+	}
+	again := cluster.Pod(ctx, t, n1, "again")
+	if err := lab.WaitPing(ctx, again, p2.IP); err != nil {
+		t.Error(err)
+	}
+}
