@@ -92,7 +92,10 @@ func (f *daemonForm) finishCluster(l *loader) {
 		l.fault(name, "%v", err)
 		return
 	}
-	_, warnings, err := ParseNetwork(b)
+	n, warnings, err := ParseNetwork(b)
+	if err == nil {
+		err = Unsupported(n).Err()
+	}
 	for _, w := range warnings {
 		f.Warnings = append(f.Warnings, l.source(name)+": "+w)
 	}

@@ -16,6 +16,9 @@ type Born struct {
 	// Adopted: the config was there, flannel's for example, and only the
 	// store was added.
 	Adopted bool
+	// Reconfigured: the store was there, and the config that somebody had
+	// deleted was written again.
+	Reconfigured bool
 	// Store is the store's ID as it is now.
 	Store string
 	// Config is the network config as it is now.
@@ -24,8 +27,8 @@ type Born struct {
 
 // Init births the cluster: it writes the network config and the identity of
 // the store in one transaction. On a prefix that has a config only, it adds
-// the store and leaves the config; on a born cluster it changes nothing. The
-// config must have been validated. Errors are etcd's.
+// the store and leaves the config; where somebody deleted the config of a born
+// cluster, it writes that; else it changes nothing. The config must have been validated. Errors are etcd's.
 func Init(ctx context.Context, c *clientv3.Client, prefix string, config []byte) (Born, error) {
 	k := NewKeys(prefix)
 	store := Store{ID: uuid.NewString(), Born: time.Now().UTC()}
@@ -48,8 +51,18 @@ func Init(ctx context.Context, c *clientv3.Client, prefix string, config []byte)
 			}
 		}
 		s := m.snapshot(resp.Header.Revision, resp.Header.ClusterId)
-		if s.Store.ModRevision != 0 {
+		if s.Store.ModRevision != 0 && s.Config.ModRevision != 0 {
 			return Born{Store: s.Store.Value.ID, Config: s.Config.Value}, nil
+		}
+		if s.Store.ModRevision != 0 {
+			resp, err := commit(ctx, c, reconfigure(k, s.Store.ModRevision, config), maxCall)
+			if err != nil {
+				return Born{}, fmt.Errorf("put the config of %s back: %w", k.All(), err)
+			}
+			if resp.Succeeded {
+				return Born{Reconfigured: true, Store: s.Store.Value.ID, Config: config}, nil
+			}
+			continue
 		}
 		f, err = adopt(k, s.Config.ModRevision, store)
 		if err != nil {

@@ -35,6 +35,9 @@ func decide(s *Snapshot, m Memory, boot string, local func(netip.Addr) bool, inF
 	}
 	d.claim = ownEntry(s, m, func(e Entry) bool { return e.PublicIP.IsValid() && local(e.PublicIP) })
 	switch {
+	case s.Config.ModRevision == 0 && s.Store.ModRevision != 0:
+		d.wait = "the network config is gone from etcd; run tenurectl init with the config it had"
+		return d
 	case s.Config.ModRevision == 0:
 		d.wait = "the cluster has yet to be born: etcd has no network config; run tenurectl init --network CIDR"
 		return d

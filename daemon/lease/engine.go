@@ -93,6 +93,7 @@ type Engine struct {
 	client   *clientv3.Client
 	held     *tenancy
 	former   Subnets // lost in this boot, zero while held
+	lostWhy  string  // what happened to the one lost last
 	network  *conf.Network
 	config   []byte // network as it was written
 	snapshot *Snapshot
@@ -463,7 +464,7 @@ func (e *Engine) loseLocked(why string) {
 		e.log.Error("the fence could not be closed, it closes by itself at its deadline", "error", err)
 	}
 	e.log.Error("subnet lost, overlay closed", "subnet", e.held.subnets, "lease", leaseHex(e.held.lease), "why", why)
-	e.former, e.held = e.held.subnets, nil
+	e.former, e.held, e.lostWhy = e.held.subnets, nil, e.held.subnets.String()+": "+why
 	e.waiting = "lost " + e.former.String() + ": " + why
 	e.signal()
 }

@@ -589,6 +589,29 @@ func TestBadConfigSurvivesRestarts(t *testing.T) {
 	}
 }
 
+// TestDeletedConfigIsMissedAndPutBack: the last good one stays in force and
+// status says so, init writes it again, under the same store.
+func TestDeletedConfigIsMissedAndPutBack(t *testing.T) {
+	s, c := cluster(t, fourSubnets)
+	d := newHost(t, "n1", s.Endpoint).start()
+	v := d.waitHeld()
+	if _, err := c.Delete(t.Context(), NewKeys(prefix).Config()); err != nil {
+		t.Fatal(err)
+	}
+	w := d.wait("config-missing", func(v View) bool { return hasProblem(v, "config-missing") })
+	if *w.Network != *v.Network || w.State != api.StateHeld {
+		t.Errorf("state %s in %v without the config", w.State, w.Network)
+	}
+	fresh := newHost(t, "n2", s.Endpoint).start()
+	fresh.wait("waiting", func(v View) bool { return v.State == api.StateWaiting && strings.Contains(v.Reason, "tenurectl init") })
+	b, err := Init(t.Context(), c, prefix, []byte(fourSubnets))
+	if err != nil || !b.Reconfigured || b.Store != v.Snapshot.Store.Value.ID {
+		t.Errorf("init: %+v, %v", b, err)
+	}
+	fresh.waitHeld()
+	d.wait("no config-missing", func(v View) bool { return !hasProblem(v, "config-missing") })
+}
+
 // TestRecordOverwrittenUnderOurLease: a foreign put that names our lease leaves
 // key and lease as they were; only the record tells.
 func TestRecordOverwrittenUnderOurLease(t *testing.T) {

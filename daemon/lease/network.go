@@ -13,8 +13,14 @@ import (
 // then the last good one stays. A config is judged as a whole, against every
 // subnet that anybody holds and against this machine.
 func (e *Engine) judgeLocked(s *Snapshot) {
+	delete(e.problems, configMissing)
 	if s.Config.ModRevision == 0 {
-		return // the last good one stays in force
+		delete(e.problems, "config-refused")
+		if e.network != nil {
+			e.problems.add(configMissing, api.SeverityError, "the key "+e.keys.Config()+" is gone from etcd; "+networkName(*e.network)+" stays in force on this node, new nodes wait",
+				"run tenurectl init with the config it had", time.Time{})
+		}
+		return
 	}
 	n, err := e.judge(s)
 	if err != nil {
@@ -22,7 +28,7 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 			e.log.Error("network config refused, the last good one stays in force", "error", err)
 		}
 		e.problems.add("config-refused", api.SeverityError, "the network config in etcd is refused: "+err.Error(),
-			"repair the key config; the last good config stays in force meanwhile", time.Time{})
+			"repair the etcd key "+e.keys.Config()+"; the last good config stays in force meanwhile", time.Time{})
 		return
 	}
 	delete(e.problems, "config-refused")
@@ -37,6 +43,9 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 		}
 	}
 }
+
+// configMissing is the problem that the config was deleted.
+const configMissing = "config-missing"
 
 func (e *Engine) judge(s *Snapshot) (*conf.Network, error) {
 	if s.Config.ModRevision == 0 {

@@ -165,3 +165,11 @@ func adopt(k Keys, configMod int64, s Store) (fenced, error) {
 		then: []clientv3.Op{clientv3.OpPut(k.Store(), string(store))},
 	}, nil
 }
+
+// reconfigure writes the config of a born cluster that has none any more.
+func reconfigure(k Keys, storeMod int64, config []byte) fenced {
+	return fenced{
+		cmps: []clientv3.Cmp{absent(k.Config()), asRead(k.Store(), storeMod)},
+		then: []clientv3.Op{clientv3.OpPut(k.Config(), string(config))},
+	}
+}

@@ -29,6 +29,8 @@ type View struct {
 	LastProof time.Duration
 	// Former is the subnet that was lost and not replaced yet.
 	Former Subnets
+	// LostWhy says what happened to the subnet lost last, by this process.
+	LostWhy string
 	// Network is the config in force, nil before the first.
 	Network *conf.Network
 	// Snapshot is what etcd had last, nil before the first answer.
@@ -63,7 +65,7 @@ func (e *Engine) Client() *clientv3.Client {
 
 func (e *Engine) viewLocked() View {
 	now := e.cfg.Clock()
-	v := View{Former: e.former, Network: e.network, Snapshot: e.snapshot}
+	v := View{Former: e.former, LostWhy: e.lostWhy, Network: e.network, Snapshot: e.snapshot}
 	if e.held != nil {
 		v.Held, v.Holding, v.Deadline, v.LastProof = true, e.held.Holding, e.held.deadline, e.held.lastProof
 	}
@@ -94,14 +96,14 @@ func (e *Engine) stateLocked(now time.Duration) (api.State, string) {
 	case now >= h.deadline:
 		return api.StateFenced, fmt.Sprintf("the overlay of %s is closed: the deadline passed", h.subnets)
 	case h.unproven != nil:
-		return api.StateUnproven, fmt.Sprintf("no proof from etcd since %s; everything goes on for another %s (%v)",
+		return api.StateUnproven, fmt.Sprintf("etcd has not answered since %s; everything goes on for another %s (%v)",
 			h.since.UTC().Format(time.RFC3339), (h.deadline - now).Round(time.Second), h.unproven)
 	}
 	return api.StateHeld, ""
 }
 
 func (e *Engine) awayText() string {
-	return fmt.Sprintf("etcd at %s does not answer since %s: %v",
+	return fmt.Sprintf("etcd at %s has not answered since %s: %v",
 		strings.Join(e.cfg.Endpoints, ", "), e.etcdDown.UTC().Format(time.RFC3339), e.etcdErr)
 }
 
@@ -122,11 +124,30 @@ func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
 	if v.State == api.StateLost {
 		all.add("lost", api.SeverityError, v.Reason, "drain the stranded pods of this node; a new subnet is taken as soon as one is free", time.Time{})
 	}
+	if v.State == api.StateWaiting && all[noFreeSubnet].Code == "" && all[etcdRefuses].Code == "" {
+		all.add("waiting", api.SeverityError, v.Reason, "as the text says; the node goes on by itself", time.Time{})
+	}
+	if v.Snapshot != nil {
+		if keys := endless(v.Snapshot); keys != "" {
+			all.add("endless-record", api.SeverityWarning, "records without a lease never end: "+keys, "delete the keys that nobody owns, or keep them as reservations", time.Time{})
+		}
+	}
 	if v.Snapshot != nil && len(v.Snapshot.Faults) > 0 {
 		all.add("bad-record", api.SeverityWarning, "skipped in etcd: "+strings.Join(v.Snapshot.Faults, "; "),
 			"look at the named keys with etcdctl get", time.Time{})
 	}
 	return slices.SortedFunc(maps.Values(all), func(a, b api.Problem) int { return cmp.Compare(a.Code, b.Code) })
+}
+
+// endless names the subnets whose records hang on no lease.
+func endless(s *Snapshot) string {
+	var keys []string
+	for _, e := range s.Entries {
+		if e.Lease == 0 {
+			keys = append(keys, e.String())
+		}
+	}
+	return strings.Join(keys, ", ")
 }
 
 func (e *Engine) heldSince() time.Time {

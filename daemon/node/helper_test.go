@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -216,9 +217,10 @@ func newRig(t *testing.T, v lease.View) *rig {
 	}
 	r.Node = New(Config{
 		Instance: "tenure", NodeName: "n1", UID: "uid-n1", Version: "v1", Prefix: testPrefix,
-		Clock:    func() time.Duration { return now },
-		Underlay: func() (Underlay, bool) { return testUnderlay(), true },
-		Masq:     true, ForwardAccept: true,
+		Clock:       func() time.Duration { return now },
+		Underlay:    func() (Underlay, bool) { return testUnderlay(), true },
+		UnderlayErr: func() error { return errors.New("no underlay address yet") },
+		Masq:        true, ForwardAccept: true,
 		Tenancy: r.tenancy, Ledger: l, Interfaces: r.interfaces, Plane: r.plane, Store: store{},
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})

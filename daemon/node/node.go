@@ -55,6 +55,8 @@ type Config struct {
 	// Underlay returns the interface and addresses that outer
 	// packets use; ok is false while none is usable.
 	Underlay func() (u Underlay, ok bool)
+	// UnderlayErr says why none is.
+	UnderlayErr func() error
 	// Masq, MasqRandomFully and ForwardAccept are the flags of these names.
 	Masq, MasqRandomFully, ForwardAccept bool
 
@@ -91,6 +93,7 @@ func (n *Node) Run(ctx context.Context) error {
 	for {
 		_, changed := n.cfg.Tenancy.Changed()
 		n.steer()
+		n.Status() // notes since when each problem stands, asked or not
 		retry := time.NewTimer(underlayPoll)
 		select {
 		case <-ctx.Done():

@@ -33,6 +33,10 @@ func (n *Node) Status() *api.Status {
 		s.Etcd.Revision = v.Snapshot.Revision
 	}
 	u, ok := n.cfg.Underlay()
+	if !ok {
+		s.Problems = append(s.Problems, problem("underlay-missing", api.SeverityError, n.cfg.UnderlayErr().Error(),
+			"bring the interface up, or name another with --iface; this is tried again every few seconds"))
+	}
 	if ok {
 		s.PublicIP, s.Interface, s.MTU = u.PublicIP.String(), u.Interface, u.PodMTU(v.Network)
 	}
@@ -43,7 +47,7 @@ func (n *Node) Status() *api.Status {
 	s.Problems = append(s.Problems, n.cfg.Store.Problems()...)
 	s.Problems = append(s.Problems, planeProblems(report)...)
 	if len(s.Stranded) > 0 {
-		s.Problems = append(s.Problems, strandedProblem(s.Stranded))
+		s.Problems = append(s.Problems, strandedProblem(s.Stranded, v.LostWhy))
 	}
 	n.since.stamp(s.Problems)
 	return s
@@ -97,9 +101,12 @@ func stranded(v lease.View, pods []ipam.Allocation) []api.Stranded {
 	return all
 }
 
-func strandedProblem(all []api.Stranded) api.Problem {
-	return problem("stranded-pods", api.SeverityError,
-		fmt.Sprintf("%d pod addresses are on a subnet this node no longer holds; their overlay traffic is closed, local and masqueraded traffic goes on", len(all)),
+func strandedProblem(all []api.Stranded, why string) api.Problem {
+	text := fmt.Sprintf("%d pod addresses are on a subnet this node no longer holds; their overlay traffic is closed, local and masqueraded traffic goes on", len(all))
+	if why != "" {
+		text += "; lost " + why
+	}
+	return problem("stranded-pods", api.SeverityError, text,
 		"restart these pods (drain the node); they get addresses of the new subnet")
 }
 

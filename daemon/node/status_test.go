@@ -54,8 +54,8 @@ func TestStatusBeforeEtcdAnswers(t *testing.T) {
 	if s.Ready || s.State != api.StateStarting || s.Lease != nil || s.Subnet != "" || s.Network != "" || s.PublicIP != "" {
 		t.Errorf("status %+v claims what is not known", s)
 	}
-	if len(s.Problems) != 1 || s.Problems[0].Since != "2026-11-30T00:00:00Z" {
-		t.Errorf("problems %+v, want the engine's as it is", s.Problems)
+	if len(s.Problems) != 2 || s.Problems[0].Code != "underlay-missing" || s.Problems[1].Since != "2026-11-30T00:00:00Z" {
+		t.Errorf("problems %+v, want the underlay's, and the engine's as it is", s.Problems)
 	}
 }
 

@@ -80,7 +80,10 @@ func networkConfig(network, config string) ([]byte, []string, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("--network-config: %w", err)
 	}
-	_, warnings, err := conf.ParseNetwork(b)
+	n, warnings, err := conf.ParseNetwork(b)
+	if err == nil {
+		err = conf.Unsupported(n).Err()
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("network config: %w", err)
 	}
@@ -103,7 +106,19 @@ func birth(ctx context.Context, etcd conf.Etcd, config []byte, out io.Writer) er
 		what = "the cluster is born"
 	case born.Adopted:
 		what = "there was a network config, the store's identity is added"
+	case born.Reconfigured:
+		what = "the cluster's network config was missing, it is written again"
+	}
+	if !born.Created && !born.Reconfigured && !sameConfig(config, born.Config) {
+		what += "; the config asked for was NOT applied, to change it put the key " + etcd.Prefix + "/config"
 	}
 	_, err = fmt.Fprintf(out, "%s: prefix %s, store %s\nconfig: %s\n", what, etcd.Prefix, born.Store, born.Config)
 	return err
+}
+
+// sameConfig says whether two configs mean the same.
+func sameConfig(a, b []byte) bool {
+	n, _, err := conf.ParseNetwork(a)
+	m, _, err2 := conf.ParseNetwork(b)
+	return err == nil && err2 == nil && n == m
 }

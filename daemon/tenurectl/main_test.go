@@ -259,13 +259,14 @@ func TestInitWithEtcdAway(t *testing.T) {
 }
 
 func TestNetworkConfig(t *testing.T) {
-	for network, want := range map[string]string{
-		"10.5.0.0/16": `{"Backend":{"Type":"vxlan"},"Network":"10.5.0.0/16"}`,
-		"fd00:5::/48": `{"Backend":{"Type":"vxlan"},"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`,
-	} {
-		b, _, err := networkConfig(network, "")
-		if got := string(b); got != want || err != nil {
-			t.Errorf("--network %s is %s, %v; want %s", network, got, err, want)
+	const want = `{"Backend":{"Type":"vxlan"},"Network":"10.5.0.0/16"}`
+	if b, _, err := networkConfig("10.5.0.0/16", ""); string(b) != want || err != nil {
+		t.Errorf("--network is %s, %v; want %s", b, err, want)
+	}
+	// What no node could obey is refused before it is written.
+	for network, config := range map[string]string{"fd00:5::/48": "", "": `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`} {
+		if b, _, err := networkConfig(network, config); err == nil || !strings.Contains(err.Error(), "not supported") {
+			t.Errorf("%s%s is %s, %v", network, config, b, err)
 		}
 	}
 	file := filepath.Join(t.TempDir(), "network.json")

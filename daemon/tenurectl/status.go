@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -31,6 +33,9 @@ func newStatus(socket *string) *cobra.Command {
 			defer client.Close()
 			s, err := client.Status(ctx)
 			if err != nil {
+				if errors.Is(err, fs.ErrPermission) {
+					return failed(exitNotReached, "%w\nOnly root may ask: run it with sudo", err)
+				}
 				return failed(exitNotReached, "%w\nIs tenured running? Look at: systemctl status tenured; journalctl -u tenured", err)
 			}
 			if output == "json" {
@@ -94,7 +99,7 @@ func printTable(out io.Writer, s *api.Status) error {
 	line("underlay", fmt.Sprintf("%s on %s, pod MTU %d", orNone(s.PublicIP), orNone(s.Interface), s.MTU))
 	line("addresses", fmt.Sprintf("%d used, %d cooling, %d in all", s.Addresses.Used, s.Addresses.Cooling, s.Addresses.Total))
 	for _, e := range s.Etcd.Endpoints {
-		line("etcd", fmt.Sprintf("%s %s %s", e.URL, health(e), e.Version))
+		line("etcd", strings.TrimSpace(e.URL+" "+e.Version)+" "+health(e))
 	}
 	if len(s.Peers) > 0 {
 		line()

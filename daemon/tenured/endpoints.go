@@ -60,11 +60,12 @@ func (e *endpoints) Endpoints() []api.Endpoint {
 // has one again.
 func (e *endpoints) Run(ctx context.Context, s storeView) error {
 	var asked time.Time
-	silent := false
+	silent, state := false, api.State("")
 	for {
 		v, changed := s.Changed()
-		if now := unreachable(v); now != silent {
-			silent, asked = now, time.Time{}
+		// Another state often means another answer.
+		if now := unreachable(v); now != silent || v.State != state {
+			silent, state, asked = now, v.State, time.Time{}
 		}
 		if due := time.Until(asked.Add(e.interval(silent))); due > 0 {
 			t := time.NewTimer(due)
@@ -120,7 +121,7 @@ func ask(ctx context.Context, c *clientv3.Client, endpoint string) api.Endpoint 
 		_ = conn.Close()
 	}
 	if c == nil {
-		return api.Endpoint{Reason: "it accepts connections, but there is no etcd session yet"}
+		return api.Endpoint{Reason: "it accepts connections, but no session with etcd has begun"}
 	}
 	resp, err := c.Status(ctx, endpoint)
 	if err != nil {

@@ -60,7 +60,7 @@ func TestAskSaysWhyThereIsNoAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	endpoint := "http://" + l.Addr().String()
-	if got := ask(t.Context(), nil, endpoint); got.Healthy || !strings.Contains(got.Reason, "no etcd session yet") {
+	if got := ask(t.Context(), nil, endpoint); got.Healthy || !strings.Contains(got.Reason, "no session with etcd") {
 		t.Errorf("without a client: %+v", got)
 	}
 	_ = l.Close()

@@ -150,7 +150,7 @@ func (d *daemon) publish(n conf.Network, s lease.Subnets, epoch int64) (lease.Re
 
 // judge says what speaks against a network config on this machine.
 func (d *daemon) judge(n conf.Network) error {
-	faults := unsupported(n)
+	faults := conf.Unsupported(n)
 	taken, err := d.underlay.taken()
 	if err != nil {
 		return err
@@ -171,22 +171,6 @@ func (d *daemon) withoutOwn(taken []conf.Named) []conf.Named {
 			return p.Bits() <= t.Prefix.Bits() && p.Contains(t.Prefix.Addr())
 		})
 	})
-}
-
-// unsupported names what the config may ask for and this version cannot do.
-// To go on as if it could would be worse than to refuse.
-func unsupported(n conf.Network) conf.Faults {
-	var faults conf.Faults
-	if n.EnableIPv6 {
-		faults = append(faults, conf.Fault{Field: "EnableIPv6", Text: "IPv6 pods are not supported by this version"})
-	}
-	if n.Backend.Type != conf.BackendVXLAN {
-		faults = append(faults, conf.Fault{Field: "Backend.Type", Text: n.Backend.Type + " is not supported by this version, vxlan is"})
-	}
-	if n.Backend.DirectRouting {
-		faults = append(faults, conf.Fault{Field: "Backend.DirectRouting", Text: "is not supported by this version"})
-	}
-	return faults
 }
 
 // serveMetrics answers on --metrics-listen. A port in use is told and tried

@@ -123,7 +123,7 @@ func TestUnsupported(t *testing.T) {
 		`{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`:        "EnableIPv6",
 	} {
 		var fields []string
-		for _, f := range unsupported(parse(text)) {
+		for _, f := range conf.Unsupported(parse(text)) {
 			fields = append(fields, f.Field)
 		}
 		if got := strings.Join(fields, " "); got != want {

@@ -105,7 +105,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	}
 	d.node = node.New(node.Config{
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
-		Clock: fence.BootTime, Underlay: d.underlay.Get,
+		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
 		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
 		Tenancy: d.engine, Ledger: ledger, Interfaces: attacher, Plane: d.plane, Store: d.endpoints, Log: log,
 	})

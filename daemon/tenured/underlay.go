@@ -114,9 +114,9 @@ func (u *underlay) note(found node.Underlay, err error) bool {
 // detect follows the flags: --iface patterns in their order, --public-ip, or
 // the interface that routes to etcd.
 func (u *underlay) detect(ctx context.Context) (node.Underlay, error) {
-	links, err := u.handle.LinkList()
+	links, err := u.links()
 	if err != nil {
-		return node.Underlay{}, fmt.Errorf("list links: %w", err)
+		return node.Underlay{}, err
 	}
 	switch {
 	case len(u.cfg.Ifaces) > 0:
@@ -259,7 +259,7 @@ func (u *underlay) from(l netlink.Link, a netip.Addr) (node.Underlay, error) {
 
 // addresses are the link's global IPv4 addresses that are not deprecated.
 func (u *underlay) addresses(l netlink.Link) ([]netip.Addr, error) {
-	list, err := u.handle.AddrList(l, netlink.FAMILY_V4)
+	list, err := whole(func() ([]netlink.Addr, error) { return u.handle.AddrList(l, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
 	}
@@ -290,7 +290,7 @@ func (u *underlay) silent(ctx context.Context, ip netip.Addr) (bool, error) {
 
 // linkWith finds the interface that has an address.
 func (u *underlay) linkWith(ip netip.Addr) (string, bool) {
-	links, err := u.handle.LinkList()
+	links, err := u.links()
 	if err != nil {
 		return "", false
 	}
@@ -305,6 +305,31 @@ func (u *underlay) linkWith(ip netip.Addr) (string, bool) {
 	return "", false
 }
 
+// links are all of this machine.
+func (u *underlay) links() ([]netlink.Link, error) {
+	links, err := whole(u.handle.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return links, nil
+}
+
+// tornReads is how often a list is read that changes while it is read.
+const tornReads = 20
+
+// whole reads a list again while the kernel says that it was torn: half of one
+// says nothing.
+func whole[T any](read func() ([]T, error)) ([]T, error) {
+	var list []T
+	var err error
+	for range tornReads {
+		if list, err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return list, err
+		}
+	}
+	return nil, err
+}
+
 // own tells the devices of this instance: the bridge and the vxlan devices.
 func (u *underlay) own(link string) bool {
 	return link == u.cfg.Name+"0" || strings.HasPrefix(link, u.cfg.Name+".") || strings.HasPrefix(link, u.cfg.Name+"6.")
@@ -312,9 +337,9 @@ func (u *underlay) own(link string) bool {
 
 // ownLinks are the vxlan devices that an earlier process may have left.
 func (u *underlay) ownLinks() ([]string, error) {
-	links, err := u.handle.LinkList()
+	links, err := u.links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	var own []string
 	for _, l := range links {
@@ -328,16 +353,16 @@ func (u *underlay) ownLinks() ([]string, error) {
 // taken are the networks that pods must not share: those of the interfaces
 // and the addresses of etcd.
 func (u *underlay) taken() ([]conf.Named, error) {
-	links, err := u.handle.LinkList()
+	links, err := u.links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	var all []conf.Named
 	for _, l := range links {
 		if u.own(l.Attrs().Name) {
 			continue
 		}
-		addrs, err := u.handle.AddrList(l, netlink.FAMILY_V4)
+		addrs, err := whole(func() ([]netlink.Addr, error) { return u.handle.AddrList(l, netlink.FAMILY_V4) })
 		if err != nil {
 			return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
 		}
