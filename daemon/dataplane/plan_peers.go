@@ -161,9 +161,9 @@ func (p *planner) replacedTokens(items []peerItems) (gone []MAC) {
 		return wanted[mac] != p.have.Tokens[mac]
 	}) {
 		_, keep := wanted[mac]
-		holder, overlaps := subnets.overlap(p.have.Tokens[mac])
+		_, overlaps := subnets.overlap(p.have.Tokens[mac])
 		if overlaps {
-			p.add(peerScope(holder), DenyToken{mac})
+			p.add("token/"+mac.String(), DenyToken{mac})
 		} else if !keep {
 			gone = append(gone, mac)
 		}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/tenure-cni/tenure/conf"
 )
 
@@ -25,15 +27,16 @@ type decision struct {
 // and a PublicIP that is on this machine (local) and that nobody else answers
 // for, which is the machine after a reboot. A state directory that was copied,
 // or a machine that was away while its subnet went to somebody else, finds a
-// foreign UID, boot or address there and takes another subnet. inForce is the
+// foreign UID, boot or address there and takes another subnet. So does a node
+// whose key hangs on a lease that etcd has denied to know (dead). inForce is the
 // config that was judged good, or why it was not.
-func decide(s *Snapshot, m Memory, boot string, local func(netip.Addr) bool, inForce func() (*conf.Network, error)) decision {
+func decide(s *Snapshot, m Memory, boot string, dead clientv3.LeaseID, local func(netip.Addr) bool, inForce func() (*conf.Network, error)) decision {
 	d := decision{missing: missing(s, m)}
-	if own := ownEntry(s, m, func(e Entry) bool { return e.Tenant().Boot == boot }); own != nil {
+	if own := ownEntry(s, m, func(e Entry) bool { return e.Lease != dead && e.Tenant().Boot == boot }); own != nil {
 		d.resume = own
 		return d
 	}
-	d.claim = ownEntry(s, m, func(e Entry) bool { return e.PublicIP.IsValid() && local(e.PublicIP) })
+	d.claim = ownEntry(s, m, func(e Entry) bool { return e.Lease != dead && e.PublicIP.IsValid() && local(e.PublicIP) })
 	switch {
 	case s.Config.ModRevision == 0 && s.Store.ModRevision != 0:
 		d.wait = "the network config is gone from etcd; run tenurectl init with the config it had"

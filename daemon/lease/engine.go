@@ -14,7 +14,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -86,7 +85,9 @@ type Engine struct {
 	wake  chan struct{} // capacity 1: something to do before the timer
 	fence Fence         // set once, by Run
 
-	unused clientv3.LeaseID // the loop's: asked for, and no key hangs on it
+	// The loop's own.
+	unused clientv3.LeaseID // asked for, and no key hangs on it
+	dead   clientv3.LeaseID // of an own key that etcd did not let be resumed
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced on every change of the view
@@ -242,7 +243,7 @@ func (e *Engine) settleIn(ctx context.Context) time.Duration {
 	if e.cfg.Birth != nil && s.Store.ModRevision == 0 {
 		return e.birth(ctx)
 	}
-	d := decide(s, e.cfg.Memory.Get(), e.cfg.Boot, e.cfg.Local, e.networkInForce(s))
+	d := decide(s, e.cfg.Memory.Get(), e.cfg.Boot, e.dead, e.cfg.Local, e.networkInForce(s))
 	if d.resume == nil {
 		e.notResumed(d.missing)
 	}
@@ -384,7 +385,10 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 	case v.lost != "":
 		e.lose(v.lost)
 		if t.lastProof == 0 {
-			return jitter(time.Second) // it was never proven: etcd contradicts itself
+			// It was never proven: etcd shows the key under a lease that it
+			// denies. The key is left to lapse.
+			e.dead = t.lease
+			return jitter(time.Second)
 		}
 		return 0
 	case v.err != nil:
@@ -570,17 +574,19 @@ func (e *Engine) denied(err error) time.Duration {
 // etcdRefuses is the problem that rights or space are missing.
 const etcdRefuses = "etcd-refuses"
 
-// silence tells "no answer" from "an answer that says no".
+// silence tells "no answer" from "an answer that says no". Only what etcd
+// itself says before it applies anything is an answer; after everything else
+// the request may still commit.
 func silence(err error) bool {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	var refused rpctypes.EtcdError
+	if !errors.As(err, &refused) {
 		return true
 	}
-	var refused rpctypes.EtcdError
-	if errors.As(err, &refused) {
-		return refused.Code() == codes.Unavailable || refused.Code() == codes.DeadlineExceeded
+	switch refused.Code() {
+	case codes.PermissionDenied, codes.Unauthenticated, codes.ResourceExhausted, codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition:
+		return false
 	}
-	c := status.Code(err)
-	return c == codes.Unavailable || c == codes.DeadlineExceeded || c == codes.Canceled
+	return true
 }
 
 // stale reports that config, store or settle changed since s: then every

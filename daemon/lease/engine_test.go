@@ -30,21 +30,27 @@ import (
 type register struct {
 	mu       sync.Mutex
 	gen      uint64
+	closed   int
 	live     Subnets
 	deadline time.Duration
-	// armed are all deadlines ever written, for comparison with the leases.
-	armed []time.Duration
 }
 
 func (r *register) do(f func()) { r.mu.Lock(); defer r.mu.Unlock(); f() }
 
-func (r *register) Close() error { r.do(func() { r.gen++; r.deadline = 0 }); return nil }
+func (r *register) Close() error {
+	r.do(func() { r.gen++; r.closed++; r.deadline = 0 })
+	return nil
+}
+
+// closes is how often it was closed by Close, and not by another subnet.
+func (r *register) closes() (n int) { r.do(func() { n = r.closed }); return n }
 
 func (r *register) Generation() (g uint64) { r.do(func() { g = r.gen }); return g }
 
 func (r *register) Set(live, _ Subnets) error {
 	r.do(func() {
 		if live != r.live {
+			r.gen++
 			r.deadline, r.live = 0, live
 		}
 	})
@@ -60,7 +66,6 @@ func (r *register) Arm(gen uint64, deadline time.Duration) (err error) {
 			return
 		}
 		r.deadline = deadline
-		r.armed = append(r.armed, deadline)
 	})
 	return err
 }
@@ -265,7 +270,7 @@ func TestRestartResumesWithoutAWrite(t *testing.T) {
 	d := h.start()
 	v := d.waitHeld()
 	d.stop()
-	h.fence.do(func() { h.fence.armed = nil })
+	closed := h.fence.closes()
 
 	d = h.start()
 	w := d.waitHeld()
@@ -276,8 +281,8 @@ func TestRestartResumesWithoutAWrite(t *testing.T) {
 	if kv.Version != 1 {
 		t.Errorf("the key was written %d times, want once", kv.Version)
 	}
-	if h.fence.gen != 0 {
-		t.Errorf("the restart closed the fence %d times", h.fence.gen)
+	if n := h.fence.closes() - closed; n != 0 {
+		t.Errorf("the restart closed the fence %d times", n)
 	}
 }
 
@@ -313,7 +318,7 @@ func TestA1(t *testing.T) {
 			t.Fatalf("revision %d: %v, want n2's key under %x", rev+1, kv, v.Holding.LeaseID())
 		}
 	}
-	if away.fence.gen == 0 {
+	if away.fence.closes() == 0 {
 		t.Error("n1's fence was not closed")
 	}
 	if live, _ := away.fence.Live(); live != w.Holding.Subnets() {
@@ -349,10 +354,53 @@ func TestLosingClosesTheFenceAndTakesTheSameSubnetAgain(t *testing.T) {
 			if w.Holding.Epoch() != v.Holding.Epoch() {
 				t.Errorf("epoch %d, want %d: the same UID on the same boot", w.Holding.Epoch(), v.Holding.Epoch())
 			}
-			if h.fence.Generation() == 0 {
+			if h.fence.closes() == 0 {
 				t.Error("the fence was not closed in between")
 			}
 		})
+	}
+}
+
+// TestWatchClosesAtOnce: with a day's lease the next cycle is half a minute
+// away; the fence does not wait for it.
+func TestWatchClosesAtOnce(t *testing.T) {
+	s, c := cluster(t, strings.Replace(fourSubnets, "5s", "24h", 1))
+	h := newHost(t, "n1", s.Endpoint)
+	d := h.start()
+	v := d.waitHeld()
+	closed := h.fence.closes()
+	if _, err := c.Delete(t.Context(), NewKeys(prefix).Subnet(v.Holding.Subnets())); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for h.fence.closes() == closed {
+		if _, changed := d.Changed(); ctx.Err() == nil {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		t.Fatal("the fence is open 10 s after the key was deleted")
+	}
+}
+
+// TestRestoreIsBoundToTheBoot: a memory of another boot opens nothing while
+// etcd is away.
+func TestRestoreIsBoundToTheBoot(t *testing.T) {
+	s, _ := cluster(t, strings.Replace(fourSubnets, "5s", "30s", 1))
+	p := newProxy(t, s.Endpoint)
+	h := newHost(t, "n1", "http://"+p.Addr())
+	d := h.start()
+	d.waitHeld()
+	d.stop()
+	p.Cut()
+	h.boot = "later"
+	d = h.start()
+	v := d.wait("etcd-unreachable", func(v View) bool { return hasProblem(v, "etcd-unreachable") })
+	if v.Held {
+		t.Errorf("%s of another boot is served, state %s", v.Holding.Subnets(), v.State)
 	}
 }
 
@@ -386,8 +434,8 @@ func TestSilenceLeavesTheDeadline(t *testing.T) {
 	p.Cut()
 	v := d.wait("unproven", func(v View) bool { return v.State == api.StateUnproven })
 	f, _ := h.fence.Deadline()
-	if f != v.Deadline || h.fence.Generation() != 0 {
-		t.Errorf("silence changed the fence: F %s, view %s, closed %d times", f, v.Deadline, h.fence.Generation())
+	if f != v.Deadline || h.fence.closes() != 0 {
+		t.Errorf("silence changed the fence: F %s, view %s, closed %d times", f, v.Deadline, h.fence.closes())
 	}
 	if !hasProblem(v, "etcd-unreachable") {
 		t.Errorf("problems %v, want etcd-unreachable", v.Problems)
@@ -630,7 +678,7 @@ func TestRecordOverwrittenUnderOurLease(t *testing.T) {
 			if _, err := c.Put(t.Context(), key, value, clientv3.WithLease(v.Holding.LeaseID())); err != nil {
 				t.Fatal(err)
 			}
-			d.wait("closed", func(View) bool { return h.fence.Generation() > 0 })
+			d.wait("closed", func(View) bool { return h.fence.closes() > 0 })
 			if kv := etcdtest.Get(t, c, key).Kvs; len(kv) != 1 || string(kv[0].Value) != value {
 				t.Errorf("the foreign record was touched: %v", kv)
 			}

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"time"
@@ -23,6 +24,11 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 		return
 	}
 	n, err := e.judge(s)
+	var faults conf.Faults
+	if err != nil && !errors.As(err, &faults) {
+		e.log.Debug("network config not judged, looked at again with the next event", "error", err)
+		return // this machine could not be looked at: no fault of the config
+	}
 	if err != nil {
 		if _, known := e.problems["config-refused"]; !known {
 			e.log.Error("network config refused, the last good one stays in force", "error", err)

@@ -352,7 +352,7 @@ func TestDecide(t *testing.T) {
 		{"own key without a lease", with(func(s *Snapshot) { s.Entries = own("me", "now", 0) }), "acquire"},
 	} {
 		m := Memory{UID: "me", Held: &MemoryOfHolding{Subnet: sub.Key()}}
-		d := decide(c.s, m, "now", here, good)
+		d := decide(c.s, m, "now", 0, here, good)
 		got := "acquire"
 		switch {
 		case d.resume != nil:
@@ -366,7 +366,7 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%s: %s (%+v), want %s", c.name, got, d, c.want)
 		}
 	}
-	if d := decide(&born, Memory{UID: "me"}, "now", here, func() (*conf.Network, error) { return nil, errNotJudged }); d.wait == "" {
+	if d := decide(&born, Memory{UID: "me"}, "now", 0, here, func() (*conf.Network, error) { return nil, errNotJudged }); d.wait == "" {
 		t.Error("a bad config was used to acquire")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -150,6 +151,11 @@ func (n *Node) allocate(c call, held lease.Subnets, host string) (ipam.Allocatio
 	for _, p := range held.All() {
 		asks = append(asks, ipam.Ask{Subnet: p, Want: c.requested(p)})
 	}
+	for _, a := range slices.Concat(c.conf.IPs, c.args.IPs) {
+		if !slices.ContainsFunc(asks, func(ask ipam.Ask) bool { return ask.Subnet.Addr().Is4() == a.Is4() }) {
+			return ipam.Allocation{}, false, cniError(api.CodeAddressUnavailable, "%s is asked for %s, this node's subnet is %s", c.key, a, held)
+		}
+	}
 	a, existed, err := n.cfg.Ledger.Allocate(c.key, asks, func(a *ipam.Allocation) {
 		a.Netns, a.Host, a.IPAM = c.netns, host, host == ""
 		if c.conf.MAC != [6]byte{} {
@@ -188,7 +194,7 @@ func (n *Node) still(ctx context.Context, before lease.View, existed bool) error
 func (n *Node) undo(k ipam.Key) {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
-	if err := n.cfg.Interfaces.Del(ctx, attach.HostName(n.owner(k))); err != nil {
+	if err := n.cfg.Interfaces.Del(ctx, attach.HostName(n.owner(k))); err != nil && !errors.Is(err, attach.ErrForeignHost) {
 		// The record stays with the link: the DEL that follows frees both.
 		n.cfg.Log.Error("undo of ADD failed", "key", k, "error", err)
 		return

@@ -52,6 +52,7 @@ func TestAddTakesWhatIsAskedFor(t *testing.T) {
 	}
 	wantCode(t, r.Add(t.Context(), request("c3", `,"runtimeConfig":{"ips":["10.5.34.77"]}`)), api.CodeAddressUnavailable)
 	wantCode(t, r.Add(t.Context(), request("c4", `,"runtimeConfig":{"ips":["10.5.35.7"]}`)), api.CodeAddressUnavailable)
+	wantCode(t, r.Add(t.Context(), request("c5", `,"runtimeConfig":{"ips":["fd00::7/64"]}`)), api.CodeAddressUnavailable)
 	if got := r.interfaces.count(); got != 2 {
 		t.Errorf("%d interfaces exist, want 2", got)
 	}
@@ -306,15 +307,30 @@ func TestDelFreesInAnyState(t *testing.T) {
 			mustAdd(t, r, "c1")
 			r.tenancy.set(v)
 			gone, cancel := context.WithCancel(t.Context())
-			cancel() // a DEL is done even if nobody waits for it
+			// A DEL that has begun is finished even if nobody waits for it.
+			r.interfaces.del = func(string) error { cancel(); return nil }
 			if resp := r.Del(gone, request("c1", "")); resp.Error != nil {
 				t.Fatal(resp.Error)
 			}
 			wantNothing(t, r)
+			r.interfaces.del = nil
 			if resp := r.Del(t.Context(), request("c1", "")); resp.Error != nil {
 				t.Errorf("DEL of what is gone: %v", resp.Error)
 			}
 		})
+	}
+}
+
+// TestDelOfACallerThatHasGone has been queued by that caller: done now, it
+// could hit a pod that was added since.
+func TestDelOfACallerThatHasGone(t *testing.T) {
+	r := newRig(t, held(t, "10.5.34.0/24", 7))
+	mustAdd(t, r, "c1")
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantCode(t, r.Del(gone, request("c1", "")), api.CodeTryAgain)
+	if got := fmt.Sprint(containers(r)); got != "[c1]" {
+		t.Errorf("on record: %s, want the pod", got)
 	}
 }
 
@@ -327,9 +343,18 @@ func TestDelGoesOnWithAFaultyConfiguration(t *testing.T) {
 		t.Fatal(resp.Error)
 	}
 	wantNothing(t, r)
-	broken := request("c1", "")
+	mustAdd(t, r, "c2")
+	if resp := r.Del(t.Context(), request("c2", `,"runtimeConfig":{"ips":"10.5.0.9"}`)); resp.Error != nil {
+		t.Errorf("DEL with a value of the wrong type: %v", resp.Error)
+	}
+	wantNothing(t, r)
+	// Without a name nothing of ours is meant; a failure would be repeated for ever.
+	mustAdd(t, r, "c3")
+	broken := request("c3", "")
 	broken.Config = json.RawMessage(`nonsense`)
-	wantCode(t, r.Del(t.Context(), broken), api.CodeDecode)
+	if resp := r.Del(t.Context(), broken); resp.Error != nil || fmt.Sprint(containers(r)) != "[c3]" {
+		t.Errorf("DEL with nonsense: %v, on record %v", resp.Error, containers(r))
+	}
 }
 
 // TestDelKeepsTheAddressOfALinkThatStays, but not that of one which was never

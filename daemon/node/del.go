@@ -2,13 +2,13 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/attach"
 	"github.com/tenure-cni/tenure/ipam"
@@ -21,19 +21,20 @@ const delTimeout = 7 * time.Second
 // result of ADD: the key names the host end of the veth, and removing that end
 // removes both.
 func (n *Node) Del(ctx context.Context, r *api.Request) *api.Response {
-	// The work is finished even if the caller does not wait for it.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), delTimeout)
-	defer cancel()
 	return n.answer("DEL", r, nil, n.del(ctx, r, n.remove))
 }
 
 // del parses what there is to parse and frees the key.
-func (n *Node) del(ctx context.Context, r *api.Request, free func(context.Context, ipam.Key) error) error {
+// caller is the context of whoever waits for it; work that has begun is
+// finished even if nobody waits any more.
+func (n *Node) del(caller context.Context, r *api.Request, free func(context.Context, ipam.Key) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(caller), delTimeout)
+	defer cancel()
 	c, err := parse(r)
-	if errors.Is(err, conf.ErrDecode) {
-		return err
-	}
 	if err != nil {
+		// The key is all that a DEL needs. Without the network's name nothing
+		// of ours can be meant, and to fail would have it repeated for ever.
+		c.key.Network = nameOf(r.Config)
 		n.cfg.Log.Warn("DEL goes on with a faulty configuration", "key", c.key, "error", err)
 	}
 	unlock, err := n.keys.lock(ctx, c.key)
@@ -41,7 +42,21 @@ func (n *Node) del(ctx context.Context, r *api.Request, free func(context.Contex
 		return err
 	}
 	defer unlock()
+	if err := caller.Err(); err != nil {
+		// It has queued the DEL by now; the pod may have been added again.
+		return fmt.Errorf("the caller has gone: %w", err)
+	}
 	return free(ctx, c.key)
+}
+
+// nameOf reads the network's name out of a configuration that is not right
+// otherwise; "" if there is none.
+func nameOf(config []byte) string {
+	var c struct {
+		Name string `json:"name"`
+	}
+	_ = json.Unmarshal(config, &c)
+	return c.Name
 }
 
 // remove deletes the interface, then frees the address. The key must be locked.

@@ -94,7 +94,7 @@ func wireBridge(d *dataplane.Desired, v lease.View, u Underlay, pods []ipam.Allo
 				continue
 			}
 			gateway := gatewayIn(p.Masked())
-			if takenByAnother(v, p.Masked()) {
+			if takenByAnother(v, p.Masked(), c.UID) {
 				// The prefix is the new tenant's; only our own pods stay here.
 				gateway = netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
 				d.HostRoutes = append(d.HostRoutes, p.Addr())
@@ -123,9 +123,9 @@ func gatewayIn(subnet netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(ipam.Gateway(subnet), subnet.Bits())
 }
 
-func takenByAnother(v lease.View, p netip.Prefix) bool {
+func takenByAnother(v lease.View, p netip.Prefix, uid string) bool {
 	return v.Snapshot != nil && slices.ContainsFunc(v.Snapshot.Entries, func(e lease.Entry) bool {
-		return e.Overlaps(lease.Subnets{V4: p})
+		return e.Tenant().UID != uid && e.Overlaps(lease.Subnets{V4: p})
 	})
 }
 
@@ -185,6 +185,8 @@ func unusable(e lease.Entry, n *conf.Network, u Underlay) string {
 		return fmt.Sprintf("its VNI is %d, this network's is %d", e.BackendData.VNI, n.Backend.VNI)
 	case !e.V4.IsValid():
 		return "it has no IPv4 subnet"
+	case !n.Network.Contains(e.V4.Addr()) || e.V4.Bits() < n.Network.Bits():
+		return fmt.Sprintf("its subnet is not inside %s", n.Network)
 	}
 	return ""
 }

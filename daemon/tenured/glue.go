@@ -117,6 +117,24 @@ func (q *queue) drain(ctx context.Context) {
 	}
 }
 
+// drainEvery bounds how long a DEL stays queued that met a daemon which was
+// slow for a moment.
+const drainEvery = 15 * time.Second
+
+// run drains now and then until ctx ends.
+func (q *queue) run(ctx context.Context) error {
+	tick := time.NewTicker(drainEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			q.drain(ctx)
+		}
+	}
+}
+
 // afterDrain puts a drain before every call of f.
 func (q *queue) afterDrain(f server.Verb) server.Verb {
 	return func(ctx context.Context, r *api.Request) *api.Response {

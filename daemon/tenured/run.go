@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
@@ -51,6 +52,7 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 	g.Go(func() error { return d.endpoints.Run(ctx, d.engine) })
 	g.Go(func() error { return d.files(ctx) })
 	g.Go(func() error { return d.serveMetrics(ctx) })
+	g.Go(func() error { return d.queue.run(ctx) })
 	g.Go(func() error { return d.tenancy(ctx) })
 	if cfg.EtcdEmbedded {
 		g.Go(func() error { return runEtcd(ctx, cfg, log) })
@@ -191,13 +193,15 @@ func openLedger(cfg conf.Daemon, boot string, a *attach.Attacher, log *slog.Logg
 	if err != nil {
 		return nil, fmt.Errorf("look for pod interfaces without a ledger: %w", err)
 	}
+	// Where two claim one address, one record keeps it from being given out.
 	for _, f := range found {
 		err := l.Adopt(ipam.Allocation{
 			Key:       ipam.Key{Network: f.Owner.Network, ContainerID: f.Owner.ContainerID, IfName: f.Owner.IfName},
 			Addresses: f.Addrs, Host: f.HostName,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("put %s back on record: %w", f.HostName, err)
+			log.Error("pod interface found in the kernel, but not put on record", "link", f.HostName, "addresses", f.Addrs, "error", err)
+			continue
 		}
 		log.Info("pod interface found in the kernel, back on record", "link", f.HostName, "container", f.Owner.ContainerID, "addresses", f.Addrs)
 	}
@@ -213,7 +217,8 @@ func lockDirs(dirs ...string) (unlock func(), err error) {
 			_ = f.Close()
 		}
 	}
-	for _, dir := range dirs {
+	slices.Sort(dirs)
+	for _, dir := range slices.Compact(dirs) {
 		f, err := lockDir(dir)
 		if err != nil {
 			unlock()
