@@ -373,6 +373,10 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 		delete(e.problems, noFreeSubnet)
 		delete(e.problems, etcdRefuses)
 	})
+	select {
+	case <-e.wake: // whatever it was about, the cycle that follows answers it
+	default:
+	}
 	e.remember(h)
 	return e.renew(ctx, t)
 }
