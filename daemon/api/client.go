@@ -1,39 +1,30 @@
 package api
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"time"
 )
 
 // maxBody bounds what a client reads and a server accepts.
 const maxBody = 16 << 20
 
-// Client calls a tenured over its unix socket. The zero value is not usable;
-// use NewClient. A Client is safe for concurrent use.
-type Client struct {
-	socket string
-	http   *http.Client
-}
+// Client calls a tenured over its unix socket, each time on a connection of
+// its own: the plugin lives for one call, and a pool would cost it more than
+// the dial. The zero value is not usable; use NewClient. A Client is safe for
+// concurrent use.
+type Client struct{ socket string }
 
 // NewClient returns a client of the daemon that listens on socket. It opens
-// nothing: the first call dials.
-func NewClient(socket string) *Client {
-	return &Client{socket: socket, http: &http.Client{Transport: &http.Transport{
-		DisableCompression: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", socket)
-		},
-	}}}
-}
-
-// Close drops idle connections.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+// nothing: the calls dial.
+func NewClient(socket string) *Client { return &Client{socket} }
 
 // Status fetches the node's status. The error wraps the *net.OpError of a
 // failed dial or the context's error.
@@ -69,14 +60,17 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 	if err != nil {
 		return fmt.Errorf("build request %s: %w", path, err)
 	}
-	resp, err := c.http.Do(req)
+	req.Close = true
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.socket)
 	if err != nil {
 		return fmt.Errorf("call tenured on %s: %w", c.socket, err)
 	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	defer func() { _ = conn.Close() }()
+	// The end of ctx ends reads and writes; its error says more than theirs.
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	resp, b, err := exchange(conn, req)
 	if err != nil {
-		return fmt.Errorf("read answer of tenured on %s: %w", c.socket, err)
+		return fmt.Errorf("call tenured on %s: %w", c.socket, cmp.Or(ctx.Err(), err))
 	}
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("tenured on %s answered %s: %s", c.socket, resp.Status, bytes.TrimSpace(b))
@@ -85,4 +79,21 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 		return fmt.Errorf("decode answer of tenured on %s: %w", c.socket, err)
 	}
 	return nil
+}
+
+// exchange sends one request and reads the whole answer.
+func exchange(conn net.Conn, req *http.Request) (*http.Response, []byte, error) {
+	if err := req.Write(conn); err != nil {
+		return nil, nil, fmt.Errorf("send: %w", err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
+	if err != nil {
+		return nil, nil, fmt.Errorf("receive: %w", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	if err != nil {
+		return nil, nil, fmt.Errorf("receive: %w", err)
+	}
+	return resp, b, nil
 }

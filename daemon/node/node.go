@@ -93,7 +93,6 @@ func (n *Node) Run(ctx context.Context) error {
 	for {
 		_, changed := n.cfg.Tenancy.Changed()
 		n.steer()
-		n.Status() // notes since when each problem stands, asked or not
 		retry := time.NewTimer(underlayPoll)
 		select {
 		case <-ctx.Done():
@@ -102,6 +101,7 @@ func (n *Node) Run(ctx context.Context) error {
 		case <-changed:
 		case <-n.changed:
 		case <-retry.C:
+			n.Status() // notes since when each problem stands, asked or not
 		}
 		retry.Stop()
 	}

@@ -30,7 +30,6 @@ func newStatus(socket *string) *cobra.Command {
 			ctx, cancel := context.WithTimeout(cmd.Context(), statusTimeout)
 			defer cancel()
 			client := api.NewClient(*socket)
-			defer client.Close()
 			s, err := client.Status(ctx)
 			if err != nil {
 				if errors.Is(err, fs.ErrPermission) {

@@ -25,7 +25,6 @@ type call struct {
 // call that no daemon has seen is sent again.
 func (c *call) post(ctx context.Context, dialWait, pause time.Duration) (*api.Response, error) {
 	client := api.NewClient(c.socket)
-	defer client.Close()
 	giveUp := time.NewTimer(dialWait)
 	defer giveUp.Stop()
 	for {

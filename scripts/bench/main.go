@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -37,6 +38,10 @@ func parts() []part {
 	return []part{{"daemon", daemonPart}, {"calls", callsPart}, {"path", pathPart}}
 }
 
+// memory is a tmpfs, as /run is on a node: there Tenure has its ledger, and
+// here host-local has its files too.
+const memory = "/dev/shm"
+
 func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer cancel()
@@ -60,15 +65,16 @@ func run(ctx context.Context, args []string) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
 	defer cancel()
-	l, err := lab.New(ctx, lab.Options{Bin: bin})
+	dir, err := os.MkdirTemp(memory, "tenure-bench-")
+	if err != nil {
+		return fmt.Errorf("directory of the lab: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	l, err := lab.New(ctx, lab.Options{Bin: bin, Dir: dir})
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if closeErr := l.Close(); err == nil {
-			err = closeErr
-		}
-	}()
+	defer func() { err = errors.Join(err, l.Close()) }()
 	b := &bench{lab: l, rounds: *rounds, plainOnly: *plainOnly}
 	if err := b.start(ctx); err != nil {
 		return err

@@ -283,7 +283,6 @@ func (n *Node) Status(ctx context.Context) (*api.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	c := api.NewClient(n.Socket)
-	defer c.Close()
 	return c.Status(ctx)
 }
 
