@@ -47,6 +47,16 @@ func (c *Client) Call(ctx context.Context, path string, req *Request) (*Response
 	return &resp, nil
 }
 
+// Leave asks the node to give its subnet up. The error is of the transport
+// only; a refusal is in the answer.
+func (c *Client) Leave(ctx context.Context, l Leave) (*Left, error) {
+	var left Left
+	if err := c.do(ctx, http.MethodPost, PathLeave, l, &left); err != nil {
+		return nil, err
+	}
+	return &left, nil
+}
+
 func (c *Client) do(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader
 	if in != nil {

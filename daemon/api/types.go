@@ -18,6 +18,24 @@ const (
 	PathIPAM = "/v1/ipam/"
 )
 
+// PathLeave answers POST of a Leave with a Left.
+const PathLeave = "/v1/leave"
+
+// Leave asks a node to give its subnet up.
+type Leave struct {
+	// WithPods says that pods which still have addresses are to be stranded;
+	// without it they are a reason to refuse.
+	WithPods bool `json:"withPods,omitempty"`
+}
+
+// Left is the answer to it.
+type Left struct {
+	// Subnet is what was given up, empty if nothing was held.
+	Subnet string `json:"subnet,omitempty"`
+	// Error says why the subnet was not given up, or what is not known of it.
+	Error string `json:"error,omitempty"`
+}
+
 // DefaultSocket is where tenured listens unless told otherwise.
 const DefaultSocket = "/run/tenure/tenured.sock"
 

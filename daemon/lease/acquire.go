@@ -25,6 +25,7 @@ type attempt struct {
 	ttl    time.Duration
 	call   time.Duration
 	lease  clientv3.LeaseID
+	silent func(error) // told while an outcome is unknown and etcd says nothing
 }
 
 // newLeaseID draws an ID. The client chooses it, so that a grant or an acquire
@@ -33,17 +34,22 @@ func newLeaseID() clientv3.LeaseID {
 	return clientv3.LeaseID(rand.Int64N(math.MaxInt64-1) + 1)
 }
 
-// grant makes the lease id. A lease that exists already under it is an earlier
-// grant of ours whose answer was lost: the ID is drawn from 63 random bits.
-func grant(ctx context.Context, c *clientv3.Client, id clientv3.LeaseID, ttl, call time.Duration) error {
+// grant makes the lease id and returns its length, which etcd may have made
+// longer than asked. A lease that exists already under it is an earlier grant
+// of ours whose answer was lost: the ID is drawn from 63 random bits.
+func grant(ctx context.Context, c *clientv3.Client, id clientv3.LeaseID, ttl, call time.Duration) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, call)
 	defer cancel()
-	req := &pb.LeaseGrantRequest{ID: int64(id), TTL: int64(ttl / time.Second)}
-	_, err := clientv3.RetryLeaseClient(c).LeaseGrant(ctx, req)
-	if err = rpctypes.Error(err); err != nil && !errors.Is(err, rpctypes.ErrLeaseExist) {
-		return fmt.Errorf("grant a lease of %s: %w", ttl, err)
+	req := &pb.LeaseGrantRequest{ID: int64(id), TTL: int64((ttl + time.Second - 1) / time.Second)}
+	resp, err := clientv3.RetryLeaseClient(c).LeaseGrant(ctx, req)
+	err = rpctypes.Error(err)
+	switch {
+	case errors.Is(err, rpctypes.ErrLeaseExist):
+		return keepAlive(ctx, c, id, ttl)
+	case err != nil:
+		return 0, fmt.Errorf("grant a lease of %s: %w", ttl, err)
 	}
-	return nil
+	return time.Duration(resp.TTL) * time.Second, nil
 }
 
 // take tries to acquire the candidate. The error wraps errLostRace where
@@ -82,6 +88,7 @@ func (a attempt) resolve(ctx context.Context, c Candidate, cause error) (Holding
 				return Holding{}, fmt.Errorf("%w (outcome unknown; undone by revoking its lease %x)", cause, int64(a.lease))
 			}
 		}
+		a.silent(err)
 		if !wait(ctx, pause.NextBackOff()) {
 			return Holding{}, fmt.Errorf("%w (outcome unknown: %w)", cause, ctx.Err())
 		}
@@ -95,10 +102,15 @@ func (a attempt) readBack(ctx context.Context, s Subnets) (Entry, error) {
 	if err != nil {
 		return Entry{}, err
 	}
-	m := newMirror(a.keys)
+	return entryOf(a.keys, s, resp), nil
+}
+
+// entryOf is the one key that was read; the zero Entry if it is absent.
+func entryOf(k Keys, s Subnets, resp *clientv3.GetResponse) Entry {
+	m := newMirror(k)
 	m.reset(resp.Kvs)
 	e, _ := m.snapshot(resp.Header.Revision, resp.Header.ClusterId).Entry(s)
-	return e, nil
+	return e
 }
 
 // revoke ends a lease of ours; one that is gone already counts as ended.

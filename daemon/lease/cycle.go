@@ -28,56 +28,85 @@ type verdict struct {
 	holding  Holding       // with the TTL, revision and record just read
 	deadline time.Duration // CLOCK_BOOTTIME; set with proven
 	t0       time.Duration
-	store    Versioned[Store]
-	revision int64
-	cluster  uint64
+	// answered says that the proof was answered, whatever it said: then entry
+	// is the key, and the rest the store's, all at one revision.
+	answered bool
+	entry    Entry
+	life     Life
+	settle   bool
+}
+
+// step tells a test between which two lines a cycle is; see Config.Step.
+type step func(string)
+
+func (s step) at(where string) {
+	if s != nil {
+		s(where)
+	}
 }
 
 // cycle keeps the lease alive and then proves that the key hangs on it. clock
 // reads CLOCK_BOOTTIME; it is read once, before the first send: whatever
 // happens afterwards, a stopped process included, can only make the deadline
 // earlier than the lease's true end.
-func cycle(ctx context.Context, c etcd, h Holding, clock func() time.Duration) verdict {
+//
+// "Lease not found" alone concludes nothing, for it may come from a store that
+// was wiped or restored; the proof that follows tells which store it was.
+func cycle(ctx context.Context, c etcd, h Holding, clock func() time.Duration, s step) verdict {
+	s.at("before t0")
 	t0 := clock()
 	v := verdict{t0: t0, holding: h}
 
-	ttl, err := keepAlive(ctx, c, h)
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		v.lost = fmt.Sprintf("etcd does not know lease %x any more", int64(h.lease))
-		return v
-	}
-	if err != nil {
+	s.at("before the keep-alive")
+	ttl, err := keepAlive(ctx, c, h.lease, h.ttl)
+	s.at("after the keep-alive")
+	unknown := errors.Is(err, rpctypes.ErrLeaseNotFound)
+	if err != nil && !unknown {
 		v.err = fmt.Errorf("keep lease %x alive: %w", int64(h.lease), err)
 		return v
 	}
-	v.holding.ttl = ttl
+	if !unknown {
+		v.holding.ttl = ttl
+	}
 
-	resp, err := commit(ctx, c, h.proof(), CallTimeout(ttl))
+	s.at("before the proof")
+	resp, err := commit(ctx, c, h.proof(), CallTimeout(v.holding.ttl))
+	s.at("after the proof")
 	if err != nil {
 		v.err = fmt.Errorf("prove %s: %w", h.subnets, err)
 		return v
 	}
-	v.revision, v.cluster = resp.Header.Revision, resp.Header.ClusterId
-	entry, store := readProof(h, resp)
-	v.store = store
-	if v.lost = h.contradicted(entry); v.lost != "" {
+	v.read(resp)
+	if v.lost = h.contradicted(v.entry); v.lost != "" {
 		return v
 	}
-	if !resp.Succeeded {
+	switch {
+	case unknown:
+		v.lost = fmt.Sprintf("etcd does not know lease %x any more", int64(h.lease))
+	case !resp.Succeeded:
 		v.lost = "etcd answered that the key is not ours, and shows it as ours"
-		return v
+	default:
+		v.holding.mod, v.holding.record = v.entry.ModRevision, v.entry.Record
+		v.deadline = Deadline(t0, ttl)
+		v.proven = true
 	}
-	v.holding.mod, v.holding.record = entry.ModRevision, entry.Record
-	v.deadline = Deadline(t0, ttl)
-	v.proven = true
 	return v
 }
 
-func keepAlive(ctx context.Context, c etcd, h Holding) (time.Duration, error) {
+// read takes what the proof read.
+func (v *verdict) read(resp *clientv3.TxnResponse) {
+	s := reads(v.holding.keys, resp)
+	v.answered = true
+	v.entry, _ = s.Entry(v.holding.subnets)
+	v.life, v.settle = s.life(), s.Settle.ModRevision != 0
+}
+
+// keepAlive renews a lease of about ttl and returns its length as granted.
+func keepAlive(ctx context.Context, c etcd, id clientv3.LeaseID, ttl time.Duration) (time.Duration, error) {
 	// KeepAliveOnce retries inside without a pause; the context ends that.
-	ctx, cancel := context.WithTimeout(ctx, CallTimeout(h.ttl))
+	ctx, cancel := context.WithTimeout(ctx, CallTimeout(ttl))
 	defer cancel()
-	resp, err := c.KeepAliveOnce(ctx, h.lease)
+	resp, err := c.KeepAliveOnce(ctx, id)
 	if err != nil {
 		return 0, err
 	}
@@ -91,19 +120,6 @@ func commit(ctx context.Context, c etcd, f fenced, timeout time.Duration) (*clie
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return c.Txn(ctx).If(f.cmps...).Then(f.then...).Else(f.other...).Commit()
-}
-
-// readProof takes the two reads of Holding.proof out of its answer.
-func readProof(h Holding, resp *clientv3.TxnResponse) (Entry, Versioned[Store]) {
-	m := newMirror(h.keys)
-	for _, r := range resp.Responses {
-		for _, kv := range r.GetResponseRange().GetKvs() {
-			m.put(kv)
-		}
-	}
-	s := m.snapshot(resp.Header.Revision, resp.Header.ClusterId)
-	e, _ := s.Entry(h.subnets)
-	return e, s.Store
 }
 
 // contradicted says in words what stands where our key should: nothing, a key

@@ -6,67 +6,138 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tenure-cni/tenure/conf"
 )
 
+// self is who asks, and what is known of its machine.
+type self struct {
+	Memory
+	node string
+	boot string
+	// dead is the lease of an own key that etcd has denied to know.
+	dead clientv3.LeaseID
+	// open says that the fence in the kernel is open now.
+	open  bool
+	local func(netip.Addr) bool
+	// flannel says that a flannel device is up on this machine, running that
+	// a daemon with this UID runs on it.
+	flannel func() bool
+	running func(uid string) bool
+}
+
 // decision is what a node without a proven subnet does next.
 type decision struct {
-	resume  *Entry        // go on with this key
-	claim   *Entry        // go on with this one if its address is silent
-	network *conf.Network // acquire in this network
-	wait    string        // or wait, and say this
-	missing string        // why there is nothing to resume, where there was
+	resume   *Entry        // go on with this key
+	claim    *Entry        // go on with this one if its address is silent
+	inherit  *Entry        // take this one over if its address is silent
+	conflict *Entry        // a holder that may be another machine under this node's name or UID
+	network  *conf.Network // acquire in this network
+	wait     string        // or wait, and say this
+	missing  string        // why there is nothing to resume, where there was
 }
 
 // decide is pure: what etcd has, what the node remembers, and who it is.
 //
 // A key is taken up again only with this UID and this boot; or with this UID
 // and a PublicIP that is on this machine (local) and that nobody else answers
-// for, which is the machine after a reboot. A state directory that was copied,
-// or a machine that was away while its subnet went to somebody else, finds a
-// foreign UID, boot or address there and takes another subnet. So does a node
-// whose key hangs on a lease that etcd has denied to know (dead). inForce is the
+// for, which is the machine after a reboot. A key of this machine's earlier
+// self, whose UID was lost with its state directory, or of the flannel that ran
+// here, is inherited by a write. Everything else is left to lapse: a state
+// directory that was copied, or a machine that was away while its subnet went
+// to somebody else, finds a foreign UID, boot or address there. inForce is the
 // config that was judged good, or why it was not.
-func decide(s *Snapshot, m Memory, boot string, dead clientv3.LeaseID, local func(netip.Addr) bool, inForce func() (*conf.Network, error)) decision {
-	d := decision{missing: missing(s, m)}
-	if own := ownEntry(s, m, func(e Entry) bool { return e.Lease != dead && e.Tenant().Boot == boot }); own != nil {
-		d.resume = own
-		return d
+func decide(s *Snapshot, me self, inForce func() (*conf.Network, error)) decision {
+	d := decision{missing: missing(s, me.Memory)}
+	settling := s.Settle.ModRevision != 0
+	if !settling || me.open {
+		if d.resume = ownEntry(s, me, func(e Entry) bool { return e.Tenant().Boot == me.boot }); d.resume != nil {
+			return d
+		}
 	}
-	d.claim = ownEntry(s, m, func(e Entry) bool { return e.Lease != dead && e.PublicIP.IsValid() && local(e.PublicIP) })
+	if !settling {
+		d.claim = ownEntry(s, me, func(e Entry) bool { return me.here(e) })
+		d.inherit = find(s, me.inherits)
+	}
+	d.conflict = find(s, me.conflicts)
 	switch {
 	case s.Config.ModRevision == 0 && s.Store.ModRevision != 0:
 		d.wait = "the network config is gone from etcd; run tenurectl init with the config it had"
-		return d
+	case s.Config.ModRevision == 0 && me.Store != "":
+		d.wait = "etcd has neither a network config nor a store identity, and had both: it was wiped; run tenurectl init --after-loss with the config it had"
 	case s.Config.ModRevision == 0:
 		d.wait = "the cluster has yet to be born: etcd has no network config; run tenurectl init --network CIDR"
-		return d
 	case s.Store.ModRevision == 0:
 		d.wait = "the cluster has yet to be born: etcd has a network config but no store identity; run tenurectl init"
-		return d
-	case s.Settle != 0:
-		d.wait = "the store is settling: nobody may acquire a subnet until every holder of an earlier life has shown itself or lapsed"
+	case settling:
+		d.wait = settlingText(s)
+	}
+	if d.wait != "" {
+		d.inherit = nil
 		return d
 	}
 	n, err := inForce()
 	if err != nil {
-		d.wait = "the network config in etcd is not usable: " + err.Error()
+		d.wait, d.inherit = "the network config in etcd is not usable: "+err.Error(), nil
 		return d
 	}
 	d.network = n
 	return d
 }
 
+// settlingText says why nobody may acquire.
+func settlingText(s *Snapshot) string {
+	text := "the store is settling: nobody may acquire a subnet until every holder of an earlier life has shown itself or lapsed"
+	if v := s.Settle.Value; v.Node != "" {
+		text += fmt.Sprintf(" (begun by %s at %s: %s)", v.Node, v.Since.UTC().Format(time.RFC3339), v.Why)
+	}
+	return text
+}
+
+// here says that the record's address is this machine's.
+func (me self) here(e Entry) bool { return e.PublicIP.IsValid() && me.local(e.PublicIP) }
+
+// inherits says whether a record is this machine's own from before its state
+// was lost, or its flannel's. A daemon that lives is never inherited from, nor
+// is a tombstone, whose UID is empty.
+func (me self) inherits(e Entry) bool {
+	if e.Lease == 0 || e.Lease == me.dead || !me.here(e) {
+		return false
+	}
+	if e.Tenure == nil {
+		return !me.flannel()
+	}
+	who := *e.Tenure
+	return who.UID != "" && who.UID != me.UID && who.Node == me.node && !me.running(who.UID)
+}
+
+// conflicts says whether another machine may hold the record under the name or
+// the UID of this node.
+func (me self) conflicts(e Entry) bool {
+	who := e.Tenant()
+	return e.Lease != 0 && who.UID != "" && e.Lease != me.dead && (who.UID == me.UID || who.Node == me.node)
+}
+
+// find is the first entry that pleases, in the order of their keys.
+func find(s *Snapshot, pleases func(Entry) bool) *Entry {
+	for _, e := range s.Entries {
+		if pleases(e) {
+			return &e
+		}
+	}
+	return nil
+}
+
 // ownEntry finds a key with this UID and a lease that also pleases. Of several,
 // the one that is remembered.
-func ownEntry(s *Snapshot, m Memory, pleases func(Entry) bool) *Entry {
+func ownEntry(s *Snapshot, me self, pleases func(Entry) bool) *Entry {
 	var own *Entry
-	last, _ := m.Last()
+	last, _ := me.Last()
 	for _, e := range s.Entries {
-		if e.Tenant().UID != m.UID || e.Lease == 0 || !pleases(e) {
+		if e.Tenant().UID != me.UID || e.Lease == 0 || e.Lease == me.dead || !pleases(e) {
 			continue
 		}
 		if own == nil || e.Subnets == last {
@@ -86,11 +157,24 @@ func missing(s *Snapshot, m Memory) string {
 	if !there {
 		return fmt.Sprintf("the key of %s is gone from etcd", last)
 	}
-	return fmt.Sprintf("%s is held by node %q at %s, under lease %s", last, e.Tenant().Node, e.PublicIP, leaseHex(e.Lease))
+	return fmt.Sprintf("%s is held by %s, under lease %s", last, e.holder(), leaseHex(e.Lease))
 }
 
-// exhausted says in words why nothing can be acquired.
-func exhausted(n conf.Network, s *Snapshot, node string) string {
+// holder names whose record it is.
+func (e Entry) holder() string {
+	who := e.Tenant()
+	switch {
+	case e.Tenure == nil && e.PublicIP.IsValid():
+		return fmt.Sprintf("flannel at %s", e.PublicIP)
+	case who.UID == "" && who.Node != "":
+		return fmt.Sprintf("nobody (it was taken from node %q by force and waits for its lease to end)", who.Node)
+	}
+	return fmt.Sprintf("node %q at %s", who.Node, e.PublicIP)
+}
+
+// exhausted says in words why nothing can be acquired. next says which lease
+// ends next, or is empty.
+func exhausted(n conf.Network, s *Snapshot, node, next string) string {
 	holders := map[string]int{}
 	for _, e := range s.Entries {
 		name := e.Tenant().Node
@@ -105,8 +189,12 @@ func exhausted(n conf.Network, s *Snapshot, node string) string {
 			reserved[r.Value.Node]++
 		}
 	}
-	return fmt.Sprintf("no free subnet: of %d in %s, %d are held (%s) and %d reserved for others (%s)",
+	text := fmt.Sprintf("no free subnet: of %d in %s, %d are held (%s) and %d reserved for others (%s)",
 		n.SubnetCount(), networkName(n), len(s.Entries), names(holders), len(reserved), names(reserved))
+	if next != "" {
+		text += "; " + next
+	}
+	return text
 }
 
 // names lists a few of many.

@@ -57,6 +57,11 @@ func (r *register) Set(live, _ Subnets) error {
 	return nil
 }
 
+func (r *register) CutTo(to time.Duration) error {
+	r.do(func() { r.gen++; r.deadline = min(r.deadline, to) })
+	return nil
+}
+
 var errStale = errors.New("closed since")
 
 func (r *register) Arm(gen uint64, deadline time.Duration) (err error) {
@@ -99,10 +104,16 @@ type host struct {
 	local, silent bool
 	// birth is the network config of --new-cluster.
 	birth []byte
+	// uid is of the daemon that ran last; flannel: a flannel device is up.
+	uid     string
+	flannel bool
+	clocks  func() Clocks
+	step    func(string)
+	address string
 }
 
 func newHost(t *testing.T, name, endpoint string) *host {
-	return &host{t: t, name: name, dir: t.TempDir(), boot: name + "-boot", endpoint: endpoint, fence: &register{}, log: &logBuffer{}}
+	return &host{t: t, name: name, dir: t.TempDir(), boot: name + "-boot", endpoint: endpoint, fence: &register{}, log: &logBuffer{}, address: "192.0.2.11"}
 }
 
 // daemon is one run of the engine on a host.
@@ -119,15 +130,16 @@ func (h *host) start() *daemon {
 		h.t.Fatal(err)
 	}
 	e := NewEngine(Config{
-		Dial:   func() (*clientv3.Client, error) { return etcdtest.Dial(h.endpoint) },
+		Dial:   func() (*clientv3.Client, error) { return Dial(conf.Etcd{Endpoints: []string{h.endpoint}}) },
 		Prefix: prefix, Node: h.name, Boot: h.boot, Memory: m, Clock: bootClock,
 		Ready:  func() error { return nil },
 		Local:  func(netip.Addr) bool { return h.local },
 		Silent: func(context.Context, netip.Addr) (bool, error) { return h.silent, nil },
 		Publish: func(_ conf.Network, s Subnets, epoch int64) (Record, error) {
-			return Record{PublicIP: netip.MustParseAddr("192.0.2.11"), BackendType: "vxlan",
+			return Record{PublicIP: netip.MustParseAddr(h.address), BackendType: "vxlan",
 				BackendData: &BackendData{VNI: 1, VtepMAC: VTEPMAC(prefix, s, epoch)}}, nil
 		},
+		Clocks: h.clocks, Step: h.step, Flannel: func() bool { return h.flannel }, Running: func(string) bool { return false },
 		Birth: h.birth, Log: slog.New(slog.NewTextHandler(h.log, nil)),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -231,6 +243,7 @@ func reserve(t *testing.T, c *clientv3.Client, s Subnets, node string) {
 }
 
 func TestAcquirePublishesAndArms(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, fourSubnets)
 	h := newHost(t, "n1", s.Endpoint)
 	before := bootClock()
@@ -265,6 +278,7 @@ func TestAcquirePublishesAndArms(t *testing.T) {
 }
 
 func TestRestartResumesWithoutAWrite(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, fourSubnets)
 	h := newHost(t, "n1", s.Endpoint)
 	d := h.start()
@@ -289,6 +303,7 @@ func TestRestartResumesWithoutAWrite(t *testing.T) {
 // TestA1: a node that was away re-uses the subnet it remembers although
 // another node now holds it, and overwrites that node's record.
 func TestA1(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, fourSubnets)
 	away := newHost(t, "n1", s.Endpoint)
 	d := away.start()
@@ -327,6 +342,7 @@ func TestA1(t *testing.T) {
 }
 
 func TestLosingClosesTheFenceAndTakesTheSameSubnetAgain(t *testing.T) {
+	t.Parallel()
 	for name, attack := range map[string]func(*testing.T, *clientv3.Client, Holding) error{
 		"key deleted": func(t *testing.T, c *clientv3.Client, h Holding) error {
 			_, err := c.Delete(t.Context(), h.keys.Subnet(h.subnets))
@@ -364,6 +380,7 @@ func TestLosingClosesTheFenceAndTakesTheSameSubnetAgain(t *testing.T) {
 // TestWatchClosesAtOnce: with a day's lease the next cycle is half a minute
 // away; the fence does not wait for it.
 func TestWatchClosesAtOnce(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, strings.Replace(fourSubnets, "5s", "24h", 1))
 	h := newHost(t, "n1", s.Endpoint)
 	d := h.start()
@@ -389,6 +406,7 @@ func TestWatchClosesAtOnce(t *testing.T) {
 // TestRestoreIsBoundToTheBoot: a memory of another boot opens nothing while
 // etcd is away.
 func TestRestoreIsBoundToTheBoot(t *testing.T) {
+	t.Parallel()
 	s, _ := cluster(t, strings.Replace(fourSubnets, "5s", "30s", 1))
 	p := newProxy(t, s.Endpoint)
 	h := newHost(t, "n1", "http://"+p.Addr())
@@ -405,6 +423,7 @@ func TestRestoreIsBoundToTheBoot(t *testing.T) {
 }
 
 func TestForeignUnfencedWriterIsNotOverwritten(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, fourSubnets)
 	h := newHost(t, "n1", s.Endpoint)
 	d := h.start()
@@ -426,6 +445,7 @@ func TestForeignUnfencedWriterIsNotOverwritten(t *testing.T) {
 }
 
 func TestSilenceLeavesTheDeadline(t *testing.T) {
+	t.Parallel()
 	s, _ := cluster(t, fourSubnets)
 	p := newProxy(t, s.Endpoint)
 	h := newHost(t, "n1", "http://"+p.Addr())
@@ -452,6 +472,7 @@ func TestSilenceLeavesTheDeadline(t *testing.T) {
 }
 
 func TestRestartWithEtcdAwayServesUntilTheDeadline(t *testing.T) {
+	t.Parallel()
 	s, _ := cluster(t, strings.Replace(fourSubnets, "5s", "30s", 1))
 	p := newProxy(t, s.Endpoint)
 	h := newHost(t, "n1", "http://"+p.Addr())
@@ -473,6 +494,7 @@ func TestRestartWithEtcdAwayServesUntilTheDeadline(t *testing.T) {
 // TestAnotherBoot: after a reboot the machine goes on with its subnet, and a
 // copy of its state directory does not, whatever its UID says.
 func TestAnotherBoot(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ local, silent, resumes bool }{
 		"address elsewhere":           {false, true, false},
 		"address here, and elsewhere": {true, false, false},
@@ -486,11 +508,14 @@ func TestAnotherBoot(t *testing.T) {
 			d.stop()
 			h.boot, h.fence, h.local, h.silent = "later", &register{}, c.local, c.silent
 			d = h.start()
-			w := d.waitHeld()
-			if got := w.Holding.LeaseID() == v.Holding.LeaseID() && w.Holding.Subnets() == v.Holding.Subnets(); got != c.resumes {
+			w := d.wait("held or refused", func(v View) bool { return v.State == api.StateHeld || v.State == api.StateRefused })
+			if got := w.State == api.StateHeld && w.Holding.LeaseID() == v.Holding.LeaseID() && w.Holding.Subnets() == v.Holding.Subnets(); got != c.resumes {
 				t.Fatalf("resumed: %t, want %t", got, c.resumes)
 			}
 			if !c.resumes {
+				if !strings.Contains(w.Reason, "192.0.2.11") {
+					t.Errorf("the reason %q does not name the holder's address", w.Reason)
+				}
 				if kv := etcdtest.Get(t, client, NewKeys(prefix).Subnet(v.Holding.Subnets())).Kvs; len(kv) != 1 || kv[0].Version != 1 {
 					t.Errorf("the key of the other boot was written: %v", kv)
 				}
@@ -505,6 +530,7 @@ func TestAnotherBoot(t *testing.T) {
 }
 
 func TestUnbornClusterWaitsAndSaysSo(t *testing.T) {
+	t.Parallel()
 	s := etcdtest.Start(t)
 	d := newHost(t, "n1", s.Endpoint).start()
 	v := d.wait("waiting", func(v View) bool { return v.State == api.StateWaiting })
@@ -518,6 +544,7 @@ func TestUnbornClusterWaitsAndSaysSo(t *testing.T) {
 }
 
 func TestInitBirthsOnceAndAdoptsFlannelsConfig(t *testing.T) {
+	t.Parallel()
 	s := etcdtest.Start(t)
 	c := s.Client(t)
 	k := NewKeys("/coreos.com/network")
@@ -535,6 +562,7 @@ func TestInitBirthsOnceAndAdoptsFlannelsConfig(t *testing.T) {
 }
 
 func TestBadConfigIsRefusedAndTheLastGoodOneStays(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, fourSubnets)
 	d := newHost(t, "n1", s.Endpoint).start()
 	v := d.waitHeld()
@@ -554,6 +582,7 @@ func TestBadConfigIsRefusedAndTheLastGoodOneStays(t *testing.T) {
 }
 
 func TestPoolOfExactlyAsManySubnetsAsNodes(t *testing.T) {
+	t.Parallel()
 	const nodes = 16
 	s, c := cluster(t, `{"Network":"10.5.0.0/20","SubnetLen":24,"LeaseTTL":"60s"}`)
 	var all []*daemon
@@ -595,6 +624,7 @@ func alarm(t *testing.T, c *clientv3.Client, action pb.AlarmRequest_AlarmAction)
 // TestStoreThatRefusesWrites: a node that holds a subnet resumes it although
 // nothing can be written, with --new-cluster too; a new one waits and says why.
 func TestStoreThatRefusesWrites(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, fourSubnets)
 	old := newHost(t, "n1", s.Endpoint)
 	old.birth = []byte(fourSubnets)
@@ -620,6 +650,7 @@ func TestStoreThatRefusesWrites(t *testing.T) {
 // TestBadConfigSurvivesRestarts: a config that was refused is never taken for
 // the last good one.
 func TestBadConfigSurvivesRestarts(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, fourSubnets)
 	h := newHost(t, "n1", s.Endpoint)
 	d := h.start()
@@ -640,6 +671,7 @@ func TestBadConfigSurvivesRestarts(t *testing.T) {
 // TestDeletedConfigIsMissedAndPutBack: the last good one stays in force and
 // status says so, init writes it again, under the same store.
 func TestDeletedConfigIsMissedAndPutBack(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, fourSubnets)
 	d := newHost(t, "n1", s.Endpoint).start()
 	v := d.waitHeld()
@@ -663,6 +695,7 @@ func TestDeletedConfigIsMissedAndPutBack(t *testing.T) {
 // TestRecordOverwrittenUnderOurLease: a foreign put that names our lease leaves
 // key and lease as they were; only the record tells.
 func TestRecordOverwrittenUnderOurLease(t *testing.T) {
+	t.Parallel()
 	for name, value := range map[string]string{
 		"with garbage":     "garbage",
 		"with another's":   `{"PublicIP":"192.0.2.66","BackendType":"vxlan","Tenure":{"Node":"x","UID":"x","Epoch":1}}`,
@@ -689,6 +722,7 @@ func TestRecordOverwrittenUnderOurLease(t *testing.T) {
 // TestRestartWhileLost: what one process lost, the next one of the same boot
 // has not forgotten; its pods are stranded.
 func TestRestartWhileLost(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, `{"Network":"10.5.0.0/24","SubnetLen":25,"LeaseTTL":"5s"}`)
 	h := newHost(t, "n1", s.Endpoint)
 	d := h.start()
@@ -713,6 +747,7 @@ func TestRestartWhileLost(t *testing.T) {
 // TestO1: the watch's start revision is compacted away while the client is
 // cut off, and the own lease is revoked in the gap.
 func TestO1(t *testing.T) {
+	t.Parallel()
 	s, c := cluster(t, fourSubnets)
 	p := newProxy(t, s.Endpoint)
 	h := newHost(t, "n1", "http://"+p.Addr())
@@ -779,6 +814,7 @@ func newProxy(t *testing.T, endpoint string) *proxy.Proxy {
 }
 
 func TestDamagedMemoryIsSetAside(t *testing.T) {
+	t.Parallel()
 	for _, text := range []string{"", "{", "null", `{"version":1}`} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "node.json")

@@ -46,6 +46,8 @@ type MemoryOfHolding struct {
 	ModRevision    int64            `json:"modRevision"`
 	TTLSeconds     int64            `json:"ttlSeconds"`
 	Record         Record           `json:"record"`
+	// Past are the owners before this node, as the owner record has them.
+	Past []Transition `json:"past,omitempty"`
 }
 
 // memoryVersion is the form this code writes.

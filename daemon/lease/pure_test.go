@@ -166,7 +166,7 @@ func TestCycleCountsFromBeforeTheSend(t *testing.T) {
 		if rapid.Bool().Draw(t, "timeout") {
 			s.err = context.DeadlineExceeded
 		}
-		v := cycle(t.Context(), s, h, s.clock)
+		v := cycle(t.Context(), s, h, s.clock, nil)
 		switch {
 		case s.err != nil:
 			if v.err == nil || v.proven || v.lost != "" {
@@ -320,6 +320,7 @@ func TestCandidatesAvoidOverlapsAtAnyLength(t *testing.T) {
 func TestDecide(t *testing.T) {
 	n := network(t, `{"Network":"10.5.0.0/16"}`)
 	good := func() (*conf.Network, error) { return &n, nil }
+	no := func() bool { return false }
 	here := func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.10") }
 	sub := Subnets{V4: netip.MustParsePrefix("10.5.3.0/24")}
 	own := func(uid, boot string, lease clientv3.LeaseID) []Entry {
@@ -335,10 +336,10 @@ func TestDecide(t *testing.T) {
 	}{
 		{"unborn", &Snapshot{}, "wait"},
 		{"config only", &Snapshot{Config: born.Config}, "wait"},
-		{"settling", with(func(s *Snapshot) { s.Settle = 5 }), "wait"},
+		{"settling", with(func(s *Snapshot) { s.Settle.ModRevision = 5 }), "wait"},
 		{"free", &born, "acquire"},
 		{"own key, this boot", with(func(s *Snapshot) { s.Entries = own("me", "now", 4) }), "resume"},
-		{"own key, this boot, settling", with(func(s *Snapshot) { s.Entries, s.Settle = own("me", "now", 4), 5 }), "resume"},
+		{"own key, this boot, settling", with(func(s *Snapshot) { s.Entries, s.Settle.ModRevision = own("me", "now", 4), 5 }), "wait"},
 		{"own key, another boot", with(func(s *Snapshot) { s.Entries = own("me", "then", 4) }), "acquire"},
 		{"own key, another boot, address here", with(func(s *Snapshot) {
 			s.Entries = own("me", "then", 4)
@@ -352,7 +353,8 @@ func TestDecide(t *testing.T) {
 		{"own key without a lease", with(func(s *Snapshot) { s.Entries = own("me", "now", 0) }), "acquire"},
 	} {
 		m := Memory{UID: "me", Held: &MemoryOfHolding{Subnet: sub.Key()}}
-		d := decide(c.s, m, "now", 0, here, good)
+		me := self{Memory: m, node: "n1", boot: "now", local: here, flannel: no, running: func(string) bool { return false }}
+		d := decide(c.s, me, good)
 		got := "acquire"
 		switch {
 		case d.resume != nil:
@@ -366,7 +368,7 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%s: %s (%+v), want %s", c.name, got, d, c.want)
 		}
 	}
-	if d := decide(&born, Memory{UID: "me"}, "now", 0, here, func() (*conf.Network, error) { return nil, errNotJudged }); d.wait == "" {
+	if d := decide(&born, self{Memory: Memory{UID: "me"}, boot: "now", local: here, flannel: no}, func() (*conf.Network, error) { return nil, errNotJudged }); d.wait == "" {
 		t.Error("a bad config was used to acquire")
 	}
 }

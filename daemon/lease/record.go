@@ -163,6 +163,14 @@ type Store struct {
 	Born time.Time `json:"Born"`
 }
 
+// Settle is the value of the settle key: who saw the store forget, and what.
+// That the key is present is all that counts.
+type Settle struct {
+	Node  string    `json:"Node"`
+	Since time.Time `json:"Since"`
+	Why   string    `json:"Why"`
+}
+
 func decode[T any](what string, b []byte) (T, error) {
 	var v T
 	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&v); err != nil {

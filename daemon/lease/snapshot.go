@@ -35,7 +35,10 @@ type Snapshot struct {
 	// Config is the raw network config; it is judged where it is used.
 	Config Versioned[[]byte]
 	Store  Versioned[Store]
-	Settle int64 // ModRevision of the settle key, 0 = absent
+	Settle Versioned[Settle] // ModRevision 0 = absent
+	// Listed says that this is a linearizable list, and not a list with later
+	// events: only then is its Revision the store's.
+	Listed bool
 	// Entries are the subnet keys, sorted by name.
 	Entries      []Entry
 	Owners       map[string]Versioned[Owner]       // by ownerKey
@@ -78,7 +81,7 @@ type mirror struct {
 // item is one decoded key. A value that cannot be decoded still counts: its
 // subnet is taken, its reservation is somebody else's.
 type item struct {
-	value any // Entry, Versioned[...] or int64 (settle); nil for a foreign key
+	value any // Entry or Versioned[...]; nil for a foreign key
 	fault string
 }
 
@@ -112,7 +115,9 @@ func (m *mirror) parse(kv *mvccpb.KeyValue) (any, error) {
 		s, err := decode[Store]("store", kv.Value)
 		return Versioned[Store]{s, kv.ModRevision}, err
 	case key == m.keys.Settle():
-		return kv.ModRevision, nil
+		// Whatever it says, it stands.
+		v, _ := decode[Settle]("settle", kv.Value)
+		return Versioned[Settle]{v, kv.ModRevision}, nil
 	case strings.HasPrefix(key, m.keys.owners()):
 		o, err := decode[Owner]("owner", kv.Value)
 		return Versioned[Owner]{o, kv.ModRevision}, err
@@ -149,7 +154,7 @@ func (m *mirror) snapshot(revision int64, cluster uint64) *Snapshot {
 			s.Config = v
 		case Versioned[Store]:
 			s.Store = v
-		case int64:
+		case Versioned[Settle]:
 			s.Settle = v
 		case Versioned[Owner]:
 			s.Owners[strings.TrimPrefix(key, m.keys.owners())] = v

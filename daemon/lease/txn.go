@@ -77,11 +77,21 @@ func (h Holding) Cmps() []clientv3.Cmp {
 	}
 }
 
-// proof asks whether the key is still ours, and reads it and the store's
-// identity at the same revision.
+// proof asks whether the key is still ours, and reads it, the store's identity
+// and settle at the same revision.
 func (h Holding) proof() fenced {
-	reads := []clientv3.Op{clientv3.OpGet(h.keys.Subnet(h.subnets)), clientv3.OpGet(h.keys.Store())}
+	reads := []clientv3.Op{clientv3.OpGet(h.keys.Subnet(h.subnets)), clientv3.OpGet(h.keys.Store()), clientv3.OpGet(h.keys.Settle())}
 	return fenced{cmps: h.Cmps(), then: reads, other: reads}
+}
+
+// unchanged is what every write over the own key compares: it hangs on the
+// lease, and nobody has written it since it was read.
+func (h Holding) unchanged() []clientv3.Cmp {
+	key := h.keys.Subnet(h.subnets)
+	return []clientv3.Cmp{
+		clientv3.Compare(clientv3.LeaseValue(key), "=", h.lease),
+		clientv3.Compare(clientv3.ModRevision(key), "=", h.mod),
+	}
 }
 
 // update publishes another record under the same lease, if nobody changed the
@@ -90,13 +100,108 @@ func (h Holding) proof() fenced {
 func (h Holding) update(r Record) fenced {
 	key := h.keys.Subnet(h.subnets)
 	return fenced{
-		cmps: []clientv3.Cmp{
-			clientv3.Compare(clientv3.LeaseValue(key), "=", h.lease),
-			clientv3.Compare(clientv3.ModRevision(key), "=", h.mod),
-		},
+		cmps:  h.unchanged(),
 		then:  []clientv3.Op{clientv3.OpPut(key, r.encode(), clientv3.WithLease(h.lease))},
 		other: []clientv3.Op{clientv3.OpGet(key)},
 	}
+}
+
+// rebind moves the own key to the lease to, while nothing settles. The fence
+// must have been cut to what both leases allow before this is sent.
+func (h Holding) rebind(to clientv3.LeaseID) (fenced, error) {
+	if to == 0 {
+		return fenced{}, ErrNoLease
+	}
+	key := h.keys.Subnet(h.subnets)
+	return fenced{
+		cmps:  append(h.unchanged(), absent(h.keys.Settle())),
+		then:  []clientv3.Op{clientv3.OpPut(key, h.record.encode(), clientv3.WithLease(to))},
+		other: []clientv3.Op{clientv3.OpGet(key)},
+	}, nil
+}
+
+// takeOver makes the key of this machine's own earlier self, or of its flannel,
+// the key of r under the lease to. h is that key as the list seen shows it. The
+// fence must have been cut to what both leases allow before this is sent.
+func (h Holding) takeOver(to clientv3.LeaseID, r Record, seen *Snapshot, o Owner) (fenced, error) {
+	if to == 0 {
+		return fenced{}, ErrNoLease
+	}
+	owner, err := json.Marshal(o)
+	if err != nil {
+		return fenced{}, fmt.Errorf("encode owner of %s: %w", h.subnets, err)
+	}
+	key := h.keys.Subnet(h.subnets)
+	return fenced{
+		cmps: append(h.unchanged(), absent(h.keys.Settle()),
+			asRead(h.keys.Owner(h.subnets), seen.Owners[h.subnets.ownerKey()].ModRevision),
+			asRead(h.keys.Config(), seen.Config.ModRevision),
+			asRead(h.keys.Store(), seen.Store.ModRevision)),
+		then: []clientv3.Op{
+			clientv3.OpPut(key, r.encode(), clientv3.WithLease(to)),
+			clientv3.OpPut(h.keys.Owner(h.subnets), string(owner)),
+		},
+		other: []clientv3.Op{clientv3.OpGet(key)},
+	}, nil
+}
+
+// retake writes the own key, as a restored store has it, under the lease that it
+// hangs on there.
+func (h Holding) retake(r Record, seen *Snapshot, o Owner) (fenced, error) {
+	owner, err := json.Marshal(o)
+	if err != nil {
+		return fenced{}, fmt.Errorf("encode owner of %s: %w", h.subnets, err)
+	}
+	key := h.keys.Subnet(h.subnets)
+	return fenced{
+		cmps: append(h.unchanged(), asRead(h.keys.Owner(h.subnets), seen.Owners[h.subnets.ownerKey()].ModRevision)),
+		then: []clientv3.Op{
+			clientv3.OpPut(key, r.encode(), clientv3.WithLease(h.lease)),
+			clientv3.OpPut(h.keys.Owner(h.subnets), string(owner)),
+		},
+		other: []clientv3.Op{clientv3.OpGet(key)},
+	}, nil
+}
+
+// leave deletes the own key and notes in the owner record that it was given
+// up. The fence must be closed before this is sent.
+func (h Holding) leave(o Owner) (fenced, error) {
+	owner, err := json.Marshal(o)
+	if err != nil {
+		return fenced{}, fmt.Errorf("encode owner of %s: %w", h.subnets, err)
+	}
+	key := h.keys.Subnet(h.subnets)
+	return fenced{
+		cmps:  h.unchanged(),
+		then:  []clientv3.Op{clientv3.OpDelete(key), clientv3.OpPut(h.keys.Owner(h.subnets), string(owner))},
+		other: []clientv3.Op{clientv3.OpGet(key)},
+	}, nil
+}
+
+// entomb puts another node's key under the lease to, which has the length of
+// the one it hung on: the key is its own tombstone, and stands as long as the
+// node that held it could still have its fence open.
+func (h Holding) entomb(to clientv3.LeaseID, o Owner) (fenced, error) {
+	if to == 0 {
+		return fenced{}, ErrNoLease
+	}
+	owner, err := json.Marshal(o)
+	if err != nil {
+		return fenced{}, fmt.Errorf("encode owner of %s: %w", h.subnets, err)
+	}
+	tomb := h.record
+	tenant := tomb.Tenant()
+	tenant.UID = ""
+	tomb.Tenure = &tenant
+	key := h.keys.Subnet(h.subnets)
+	return fenced{
+		cmps: h.unchanged(),
+		then: []clientv3.Op{
+			clientv3.OpPut(key, tomb.encode(), clientv3.WithLease(to)),
+			clientv3.OpPut(h.keys.Owner(h.subnets), string(owner)),
+		},
+		other: []clientv3.Op{clientv3.OpGet(key)},
+	}, nil
 }
 
 // absent is the only compare that means "this key does not exist".
@@ -121,55 +226,104 @@ func acquire(k Keys, c Candidate, l clientv3.LeaseID, r Record, seen *Snapshot, 
 	if err != nil {
 		return fenced{}, fmt.Errorf("encode owner of %s: %w", c.Subnets, err)
 	}
-	name := c.ownerKey()
-	key := k.Subnet(c.Subnets)
 	return fenced{
-		cmps: []clientv3.Cmp{
-			absent(key),
-			absent(k.Settle()),
-			asRead(k.Owner(c.Subnets), seen.Owners[name].ModRevision),
-			asRead(k.Reservation(c.Subnets), seen.Reservations[name].ModRevision),
-			asRead(k.Config(), seen.Config.ModRevision),
-			asRead(k.Store(), seen.Store.ModRevision),
-		},
+		cmps: append(free(k, c.Subnets, seen), absent(k.Settle()),
+			asRead(k.Reservation(c.Subnets), seen.Reservations[c.ownerKey()].ModRevision)),
 		then: []clientv3.Op{
-			clientv3.OpPut(key, r.encode(), clientv3.WithLease(l)),
+			clientv3.OpPut(k.Subnet(c.Subnets), r.encode(), clientv3.WithLease(l)),
 			clientv3.OpPut(k.Owner(c.Subnets), string(owner)),
 		},
 	}, nil
 }
 
-// birth writes config and store where there is neither.
-func birth(k Keys, config []byte, s Store) (fenced, error) {
+// free compares that nobody has the subnet, and that owner, config and store
+// are as the list seen shows them, absent ones included.
+func free(k Keys, s Subnets, seen *Snapshot) []clientv3.Cmp {
+	return []clientv3.Cmp{
+		absent(k.Subnet(s)),
+		asRead(k.Owner(s), seen.Owners[s.ownerKey()].ModRevision),
+		asRead(k.Config(), seen.Config.ModRevision),
+		asRead(k.Store(), seen.Store.ModRevision),
+	}
+}
+
+// reassert puts the own key back into a store that forgot it, under lease l.
+// It needs no settle to be over and no config to exist: the fence of whoever
+// sends it is open, so nobody else's can be on this subnet.
+func (h Holding) reassert(l clientv3.LeaseID, seen *Snapshot, o Owner) (fenced, error) {
+	if l == 0 {
+		return fenced{}, ErrNoLease
+	}
+	owner, err := json.Marshal(o)
+	if err != nil {
+		return fenced{}, fmt.Errorf("encode owner of %s: %w", h.subnets, err)
+	}
+	return fenced{
+		cmps: free(h.keys, h.subnets, seen),
+		then: []clientv3.Op{
+			clientv3.OpPut(h.keys.Subnet(h.subnets), h.record.encode(), clientv3.WithLease(l)),
+			clientv3.OpPut(h.keys.Owner(h.subnets), string(owner)),
+		},
+	}, nil
+}
+
+// settle makes everybody wait for as long as l lives, in the store as it was
+// seen.
+func settle(k Keys, l clientv3.LeaseID, v Settle, seen *Snapshot) (fenced, error) {
+	op, err := putSettle(k, l, v)
+	if err != nil {
+		return fenced{}, err
+	}
+	return fenced{
+		cmps: []clientv3.Cmp{absent(k.Settle()), asRead(k.Store(), seen.Store.ModRevision)},
+		then: []clientv3.Op{op},
+	}, nil
+}
+
+func putSettle(k Keys, l clientv3.LeaseID, v Settle) (clientv3.Op, error) {
+	if l == 0 {
+		return clientv3.Op{}, ErrNoLease
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return clientv3.Op{}, fmt.Errorf("encode settle: %w", err)
+	}
+	return clientv3.OpPut(k.Settle(), string(b), clientv3.WithLease(l)), nil
+}
+
+// birth writes config and store where there is neither, and more, which is a
+// settle or nothing.
+func birth(k Keys, config []byte, s Store, more ...clientv3.Op) (fenced, error) {
 	store, err := json.Marshal(s)
 	if err != nil {
 		return fenced{}, fmt.Errorf("encode store: %w", err)
 	}
+	puts := []clientv3.Op{clientv3.OpPut(k.Config(), string(config)), clientv3.OpPut(k.Store(), string(store))}
 	return fenced{
 		cmps: []clientv3.Cmp{absent(k.Config()), absent(k.Store())},
-		then: []clientv3.Op{clientv3.OpPut(k.Config(), string(config)), clientv3.OpPut(k.Store(), string(store))},
+		then: append(puts, more...),
 		other: []clientv3.Op{
-			clientv3.OpGet(k.Config()), clientv3.OpGet(k.Store()),
+			clientv3.OpGet(k.Config()), clientv3.OpGet(k.Store()), clientv3.OpGet(k.Settle()),
 		},
 	}, nil
 }
 
 // adopt adds the store to a prefix that has a config only, flannel's.
-func adopt(k Keys, configMod int64, s Store) (fenced, error) {
+func adopt(k Keys, configMod int64, s Store, more ...clientv3.Op) (fenced, error) {
 	store, err := json.Marshal(s)
 	if err != nil {
 		return fenced{}, fmt.Errorf("encode store: %w", err)
 	}
 	return fenced{
 		cmps: []clientv3.Cmp{asRead(k.Config(), configMod), absent(k.Store())},
-		then: []clientv3.Op{clientv3.OpPut(k.Store(), string(store))},
+		then: append([]clientv3.Op{clientv3.OpPut(k.Store(), string(store))}, more...),
 	}, nil
 }
 
 // reconfigure writes the config of a born cluster that has none any more.
-func reconfigure(k Keys, storeMod int64, config []byte) fenced {
+func reconfigure(k Keys, storeMod int64, config []byte, more ...clientv3.Op) fenced {
 	return fenced{
 		cmps: []clientv3.Cmp{absent(k.Config()), asRead(k.Store(), storeMod)},
-		then: []clientv3.Op{clientv3.OpPut(k.Config(), string(config))},
+		then: append([]clientv3.Op{clientv3.OpPut(k.Config(), string(config))}, more...),
 	}
 }

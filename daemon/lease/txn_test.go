@@ -14,7 +14,7 @@ import (
 func granted(t *testing.T, c *clientv3.Client) clientv3.LeaseID {
 	t.Helper()
 	id := newLeaseID()
-	if err := grant(t.Context(), c, id, time.Minute, maxCall); err != nil {
+	if _, err := grant(t.Context(), c, id, time.Minute, maxCall); err != nil {
 		t.Fatal(err)
 	}
 	return id

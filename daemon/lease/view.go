@@ -31,6 +31,14 @@ type View struct {
 	Former Subnets
 	// LostWhy says what happened to the subnet lost last, by this process.
 	LostWhy string
+	// Settling: the store forgot or a settle key stands; a peer missing from
+	// Snapshot may still hold its subnet.
+	Settling bool
+	// Doubt is why nothing may be served before the next proof; empty if F
+	// alone counts.
+	Doubt string
+	// UID is the node's identity, which a clone gives up.
+	UID string
 	// Network is the config in force, nil before the first.
 	Network *conf.Network
 	// Snapshot is what etcd had last, nil before the first answer.
@@ -39,7 +47,7 @@ type View struct {
 }
 
 // InDate reports whether pods may be given addresses of the holding now.
-func (v View) InDate(now time.Duration) bool { return v.Held && now < v.Deadline }
+func (v View) InDate(now time.Duration) bool { return v.Held && v.Doubt == "" && now < v.Deadline }
 
 // View returns the present one.
 func (e *Engine) View() View {
@@ -53,7 +61,8 @@ func (e *Engine) View() View {
 func (e *Engine) Changed() (View, <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.viewLocked(), e.changed
+	v := e.viewLocked() // which may find a clock gap, and signal
+	return v, e.changed
 }
 
 // Client is the etcd client, nil before there is one. It is for reading.
@@ -64,8 +73,13 @@ func (e *Engine) Client() *clientv3.Client {
 }
 
 func (e *Engine) viewLocked() View {
+	e.lookAtClocksLocked()
 	now := e.cfg.Clock()
-	v := View{Former: e.former, LostWhy: e.lostWhy, Network: e.network, Snapshot: e.snapshot}
+	v := View{Former: e.former, LostWhy: e.lostWhy, Network: e.network, Snapshot: e.snapshot, UID: e.cfg.Memory.Get().UID,
+		Settling: e.unsettledLocked() || e.snapshot != nil && e.snapshot.Store.ModRevision == 0}
+	if e.doubt != nil {
+		v.Doubt = e.doubt.why
+	}
 	if e.held != nil {
 		v.Held, v.Holding, v.Deadline, v.LastProof = true, e.held.Holding, e.held.deadline, e.held.lastProof
 	}
@@ -80,6 +94,8 @@ func (e *Engine) stateLocked(now time.Duration) (api.State, string) {
 	switch {
 	case e.refused != "":
 		return api.StateRefused, e.refused
+	case h == nil && e.conflict != "":
+		return api.StateRefused, e.conflict
 	case h == nil && !e.former.IsZero():
 		return api.StateLost, e.waiting
 	case h == nil && e.etcdErr != nil:
@@ -95,6 +111,8 @@ func (e *Engine) stateLocked(now time.Duration) (api.State, string) {
 		return api.StateFenced, fmt.Sprintf("the overlay of %s is closed: no proof from etcd before the deadline (%v)", h.subnets, h.unproven)
 	case now >= h.deadline:
 		return api.StateFenced, fmt.Sprintf("the overlay of %s is closed: the deadline passed", h.subnets)
+	case e.doubt != nil:
+		return api.StateUnproven, "no pod is added before the next proof: " + e.doubt.why
 	case h.unproven != nil:
 		return api.StateUnproven, fmt.Sprintf("etcd has not answered since %s; everything goes on for another %s (%v)",
 			h.since.UTC().Format(time.RFC3339), (h.deadline - now).Round(time.Second), h.unproven)
@@ -126,6 +144,15 @@ func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
 	}
 	if v.State == api.StateWaiting && all[noFreeSubnet].Code == "" && all[etcdRefuses].Code == "" {
 		all.add("waiting", api.SeverityError, v.Reason, "as the text says; the node goes on by itself", time.Time{})
+	}
+	if v.Snapshot != nil && v.Held {
+		if text := twins(v.Snapshot, v.Holding.Record().Tenant()); text != "" {
+			all.add(duplicateNode, api.SeverityError, text, "give each machine a --node-name and a --public-ip of its own; a record of a machine that is gone ends with its lease", time.Time{})
+		}
+		if v.Snapshot.Store.ModRevision == 0 {
+			all.add("store-missing", api.SeverityError, "etcd has no store identity under "+e.keys.All()+": what is held is served on, new nodes wait",
+				"tenurectl init --after-loss with the network config it had", time.Time{})
+		}
 	}
 	if v.Snapshot != nil {
 		if keys := endless(v.Snapshot); keys != "" {

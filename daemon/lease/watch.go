@@ -20,6 +20,8 @@ type Watcher struct {
 	call   time.Duration
 	resync time.Duration
 	onNew  func(*Snapshot)
+	onBack func() // before the first snapshot after an outage
+	again  chan struct{}
 
 	// Run's own.
 	err   error     // of the last list or watch, nil while watching
@@ -30,21 +32,35 @@ type Watcher struct {
 const resyncEvery = 4 * time.Minute
 
 // NewWatcher returns a watcher that calls onNew from its Run with every new
-// Snapshot, in order of revision.
-func NewWatcher(c *clientv3.Client, k Keys, log *slog.Logger, onNew func(*Snapshot)) *Watcher {
-	return &Watcher{client: c, keys: k, log: log, call: maxCall, resync: resyncEvery, onNew: onNew}
+// Snapshot, in order of revision, and onBack before the first one after etcd
+// was away.
+func NewWatcher(c *clientv3.Client, k Keys, log *slog.Logger, onNew func(*Snapshot), onBack func()) *Watcher {
+	return &Watcher{client: c, keys: k, log: log, call: maxCall, resync: resyncEvery, onNew: onNew, onBack: onBack, again: make(chan struct{}, 1)}
+}
+
+// Again makes the watch begin anew from a list. A client resumes its watch by
+// itself at the revision it had reached, and in a store that went back that
+// revision may be long in coming.
+func (w *Watcher) Again() {
+	select {
+	case w.again <- struct{}{}:
+	default:
+	}
 }
 
 // Run lists and watches until ctx ends. It never gives up.
 func (w *Watcher) Run(ctx context.Context) {
 	pause := newPause()
 	for ctx.Err() == nil {
+		began := time.Now()
 		err := w.once(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil { // the resync period, or a compaction: nothing is wrong
+		if err == nil || time.Since(began) > maxPause { // a watch that has lived is no repeated failure
 			pause.Reset()
+		}
+		if err == nil { // the resync period, or a compaction: nothing is wrong
 			continue
 		}
 		w.fail(err)
@@ -65,34 +81,42 @@ func (w *Watcher) once(ctx context.Context) error {
 	wctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), jitter(w.resync))
 	defer cancel()
 	events := w.client.Watch(wctx, w.keys.All(), clientv3.WithPrefix(), clientv3.WithRev(snap.Revision+1))
-	for resp := range events {
-		if resp.CompactRevision != 0 {
-			w.log.Info("watch fell behind a compaction, listing again", "compacted", resp.CompactRevision)
+	for {
+		select {
+		case <-w.again:
 			return nil
-		}
-		if err := resp.Err(); err != nil {
-			return fmt.Errorf("watch %s: %w", w.keys.All(), err)
-		}
-		if len(resp.Events) == 0 {
-			continue
-		}
-		// The header's revision is the member's own and may lag or lead; what
-		// the events say is what this snapshot shows.
-		revision := int64(0)
-		for _, ev := range resp.Events {
-			revision = max(revision, ev.Kv.ModRevision)
-			if ev.Type == clientv3.EventTypeDelete {
-				m.remove(string(ev.Kv.Key))
-			} else {
-				m.put(ev.Kv)
+		case resp, ok := <-events:
+			switch {
+			case !ok && wctx.Err() != nil:
+				return nil // the resync period
+			case !ok:
+				return fmt.Errorf("watch %s: the stream ended", w.keys.All())
+			case resp.CompactRevision != 0:
+				w.log.Info("watch fell behind a compaction, listing again", "compacted", resp.CompactRevision)
+				return nil
+			case resp.Err() != nil:
+				return fmt.Errorf("watch %s: %w", w.keys.All(), resp.Err())
+			case len(resp.Events) > 0:
+				w.publish(m.apply(resp))
 			}
 		}
-		w.publish(m.snapshot(revision, resp.Header.ClusterId))
 	}
-	if wctx.Err() != nil {
-		return nil
+}
+
+// apply takes the events of one answer in.
+func (m *mirror) apply(resp clientv3.WatchResponse) *Snapshot {
+	// The header's revision is the member's own and may lag or lead; what the
+	// events say is what this snapshot shows.
+	revision := int64(0)
+	for _, ev := range resp.Events {
+		revision = max(revision, ev.Kv.ModRevision)
+		if ev.Type == clientv3.EventTypeDelete {
+			m.remove(string(ev.Kv.Key))
+		} else {
+			m.put(ev.Kv)
+		}
 	}
-	return fmt.Errorf("watch %s: the stream ended", w.keys.All())
+	return m.snapshot(revision, resp.Header.ClusterId)
 }
 
 // list reads the whole prefix at one revision. It is linearizable: a
@@ -105,12 +129,15 @@ func list(ctx context.Context, c *clientv3.Client, m *mirror, timeout time.Durat
 		return nil, fmt.Errorf("list %s: %w", m.keys.All(), err)
 	}
 	m.reset(resp.Kvs)
-	return m.snapshot(resp.Header.Revision, resp.Header.ClusterId), nil
+	s := m.snapshot(resp.Header.Revision, resp.Header.ClusterId)
+	s.Listed = true
+	return s, nil
 }
 
 func (w *Watcher) publish(s *Snapshot) {
 	if w.err != nil {
 		w.log.Info("etcd answers again", "after", time.Since(w.since).Round(time.Millisecond), "revision", s.Revision)
+		w.onBack()
 	}
 	w.err = nil
 	w.onNew(s)
@@ -124,10 +151,13 @@ func (w *Watcher) fail(err error) {
 	w.err = err
 }
 
+// maxPause is the longest wait between two attempts.
+const maxPause = 5 * time.Second
+
 // newPause is the wait between attempts: from 100 ms to 5 s, randomised.
 func newPause() *backoff.ExponentialBackOff {
 	b := backoff.NewExponentialBackOff()
-	b.InitialInterval, b.MaxInterval = 100*time.Millisecond, 5*time.Second
+	b.InitialInterval, b.MaxInterval = 100*time.Millisecond, maxPause
 	return b
 }
 

@@ -94,7 +94,7 @@ func wireBridge(d *dataplane.Desired, v lease.View, u Underlay, pods []ipam.Allo
 				continue
 			}
 			gateway := gatewayIn(p.Masked())
-			if takenByAnother(v, p.Masked(), c.UID) {
+			if takenByAnother(v, p.Masked(), c.uid(v)) {
 				// The prefix is the new tenant's; only our own pods stay here.
 				gateway = netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
 				d.HostRoutes = append(d.HostRoutes, p.Addr())

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"reflect"
@@ -45,9 +46,12 @@ type Store interface {
 type Config struct {
 	// Instance is --name.
 	Instance string
-	// NodeName is --node-name, UID the node's identity.
-	NodeName, UID string
-	Version       string
+	// NodeName is --node-name.
+	NodeName string
+	// UID is the node's identity at the start. The bridge's MAC stays with it;
+	// the tenancy's View says what it is now.
+	UID     string
+	Version string
 	// Prefix is --etcd-prefix: VTEP MACs depend on it.
 	Prefix string
 	// Clock reads CLOCK_BOOTTIME.
@@ -60,13 +64,18 @@ type Config struct {
 	// Masq, MasqRandomFully and ForwardAccept are the flags of these names.
 	Masq, MasqRandomFully, ForwardAccept bool
 
-	Tenancy    Tenancy
+	Tenancy Tenancy
+	// GiveUp gives the subnet of the tenancy up.
+	GiveUp     func(context.Context) error
 	Ledger     *ipam.Ledger
 	Interfaces Interfaces
 	Plane      Plane
 	Store      Store
 	Log        *slog.Logger
 }
+
+// uid is the identity as it is now: a clone takes a new one while it runs.
+func (c Config) uid(v lease.View) string { return cmp.Or(v.UID, c.UID) }
 
 // Node answers the CNI verbs. It is safe for concurrent use.
 type Node struct {

@@ -21,7 +21,7 @@ func (n *Node) Status() *api.Status {
 	pods := n.cfg.Ledger.List()
 	report := n.cfg.Plane.Report()
 	s := &api.Status{
-		Version: n.cfg.Version, Node: n.cfg.NodeName, UID: n.cfg.UID,
+		Version: n.cfg.Version, Node: n.cfg.NodeName, UID: n.cfg.uid(v),
 		State: n.state(v), Ready: v.InDate(now), Reason: v.Reason,
 		Stranded: []api.Stranded{}, Peers: []api.Peer{}, Problems: []api.Problem{},
 		Etcd: api.Etcd{Endpoints: n.cfg.Store.Endpoints()},

@@ -24,6 +24,8 @@ type Handlers struct {
 	// CNI are the verbs of the plugin tenure, IPAM those of tenure-ipam, by
 	// their lower-case names.
 	CNI, IPAM map[string]Verb
+	// Leave gives the node's subnet up.
+	Leave func(context.Context, *api.Leave) *api.Left
 }
 
 // maxBody bounds a request: a network config of a runtime with every
@@ -77,11 +79,12 @@ func serve(ctx context.Context, l net.Listener, s *http.Server) error {
 func mux(h Handlers) http.Handler {
 	m := http.NewServeMux()
 	m.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, _ *http.Request) { write(w, h.Status()) })
+	m.HandleFunc("POST "+api.PathLeave, handler(h.Leave))
 	for verb, f := range h.CNI {
-		m.HandleFunc("POST "+api.PathCNI+verb, verbHandler(f))
+		m.HandleFunc("POST "+api.PathCNI+verb, handler(f))
 	}
 	for verb, f := range h.IPAM {
-		m.HandleFunc("POST "+api.PathIPAM+verb, verbHandler(f))
+		m.HandleFunc("POST "+api.PathIPAM+verb, handler(f))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !allowed(r.Context()) {
@@ -92,16 +95,16 @@ func mux(h Handlers) http.Handler {
 	})
 }
 
-// verbHandler reads the body to its end first: only then does net/http notice
+// handler reads the body to its end first: only then does net/http notice
 // that the caller has gone, and ends the request's context.
-func verbHandler(f Verb) http.HandlerFunc {
+func handler[Q, A any](f func(context.Context, *Q) *A) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 		if err != nil {
 			http.Error(w, "read request: "+err.Error(), http.StatusBadRequest)
 			return
 		}
-		var req api.Request
+		var req Q
 		if err := json.Unmarshal(b, &req); err != nil {
 			http.Error(w, "decode request: "+err.Error(), http.StatusBadRequest)
 			return

@@ -33,6 +33,8 @@ func (k kernelFence) Arm(gen uint64, deadline time.Duration) error {
 	return k.f.Arm(fence.Generation(gen), deadline)
 }
 
+func (k kernelFence) CutTo(deadline time.Duration) error { return k.f.CutTo(deadline) }
+
 func (k kernelFence) Deadline() (time.Duration, error) { return k.f.Deadline(), nil }
 
 func (k kernelFence) Live() (lease.Subnets, error) {
@@ -146,7 +148,7 @@ func (q *queue) afterDrain(f server.Verb) server.Verb {
 func (d *daemon) handlers() server.Handlers {
 	n := d.node
 	return server.Handlers{
-		Status: n.Status,
+		Status: n.Status, Leave: n.Leave,
 		CNI: map[string]server.Verb{
 			"add": d.queue.afterDrain(n.Add), "del": n.Del, "check": n.Check, "gc": n.GC, "status": n.Ready,
 		},

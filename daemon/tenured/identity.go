@@ -1,11 +1,17 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tenure-cni/tenure/daemon/lease"
 )
 
 // bootID names this boot as far as pods are concerned: the kernel's boot ID,
@@ -31,4 +37,83 @@ func productUUID() string {
 		return ""
 	}
 	return strings.ToLower(strings.TrimSpace(string(b)))
+}
+
+// uidSocket is the abstract socket by which the daemons of one machine know each
+// other: the kernel takes it away with the process, and it is of the network
+// namespace, as the subnet is.
+func uidSocket(uid string) string { return "@tenure/node/" + uid }
+
+// holdUID keeps this identity from being used by another daemon on this machine,
+// until the returned listener is closed. The error says that one does.
+func holdUID(uid string) (net.Listener, error) {
+	l, err := net.Listen("unix", uidSocket(uid))
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, fmt.Errorf("another tenured on this machine has the identity (UID %s) of this --state-dir, which was copied from it; remove node.json from the copy", uid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("hold the identity %s: %w", uid, err)
+	}
+	return l, nil
+}
+
+// uidRuns says whether a daemon with that identity runs on this machine.
+func uidRuns(uid string) bool {
+	c, err := net.DialTimeout("unix", uidSocket(uid), time.Second)
+	if err != nil {
+		return false
+	}
+	_ = c.Close()
+	return true
+}
+
+// holdIdentity holds the UID that the engine goes by until ctx ends; a clone
+// takes a new one while it runs.
+func (d *daemon) holdIdentity(ctx context.Context, first net.Listener) error {
+	held, l := d.memory.Get().UID, first
+	defer func() { _ = l.Close() }()
+	for {
+		v, changed := d.engine.Changed()
+		if v.UID != held {
+			next, err := holdUID(v.UID)
+			if err != nil {
+				return err // nobody else can have drawn it
+			}
+			_ = l.Close()
+			held, l = v.UID, next
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// clocks reads the machine's three clocks. One that cannot be read is zero,
+// which shows as a gap and costs a proof.
+func clocks() lease.Clocks {
+	read := func(id int32) time.Duration {
+		var ts unix.Timespec
+		if err := unix.ClockGettime(id, &ts); err != nil {
+			return 0
+		}
+		return time.Duration(ts.Nano())
+	}
+	return lease.Clocks{Boot: read(unix.CLOCK_BOOTTIME), Mono: read(unix.CLOCK_MONOTONIC), Real: read(unix.CLOCK_REALTIME)}
+}
+
+// flannelUp says whether a flannel device is up here: then its daemon's record
+// is no leftover. What cannot be told counts as up.
+func flannelUp() bool {
+	links, err := net.Interfaces()
+	if err != nil {
+		return true
+	}
+	for _, l := range links {
+		if l.Flags&net.FlagUp != 0 && (strings.HasPrefix(l.Name, "flannel.") || strings.HasPrefix(l.Name, "flannel-v6.")) {
+			return true
+		}
+	}
+	return false
 }

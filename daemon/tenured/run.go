@@ -38,16 +38,21 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	uid, err := holdUID(d.memory.Get().UID)
+	if err != nil {
+		return err
+	}
 	// What was queued while no daemon ran is freed before anybody is served.
 	d.queue.drain(ctx)
 	l, err := server.Listen(cfg.Socket)
 	if err != nil {
-		return err
+		return errors.Join(err, uid.Close())
 	}
 	log.Info("tenured runs", "version", version, "node", cfg.NodeName, "uid", d.memory.Get().UID, "socket", cfg.Socket)
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return server.Serve(ctx, l, d.handlers(), log) })
+	g.Go(func() error { return d.holdIdentity(ctx, uid) })
 	g.Go(func() error { return d.underlay.Run(ctx) })
 	g.Go(func() error { return d.endpoints.Run(ctx, d.engine) })
 	g.Go(func() error { return d.files(ctx) })
@@ -96,7 +101,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	d.endpoints = newEndpoints(cfg.Etcd)
 	d.engine = lease.NewEngine(lease.Config{
 		Dial: func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd) }, Endpoints: cfg.Etcd.Endpoints, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
-		Boot: boot, Memory: d.memory, Clock: fence.BootTime,
+		Boot: boot, Memory: d.memory, Clock: fence.BootTime, Clocks: clocks, Flannel: flannelUp, Running: uidRuns,
 		Ready: d.underlay.Ready, Local: d.underlay.local, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Log: log,
 	})
 	d.underlay.onChange = d.engine.Touch
@@ -109,7 +114,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
 		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
 		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
-		Tenancy: d.engine, Ledger: ledger, Interfaces: attacher, Plane: d.plane, Store: d.endpoints, Log: log,
+		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: attacher, Plane: d.plane, Store: d.endpoints, Log: log,
 	})
 	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
 	return d, nil

@@ -5,12 +5,15 @@ package etcdtest
 import (
 	"context"
 	"net/url"
+	"os"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"github.com/tenure-cni/tenure/test/lab/proxy"
 )
 
 // Server is one single-member etcd.
@@ -19,6 +22,7 @@ type Server struct {
 	Endpoint string
 	etcd     *embed.Etcd
 	cfg      *embed.Config
+	front    *proxy.Proxy
 }
 
 // startTimeout bounds how long a server may take to elect itself.
@@ -36,8 +40,8 @@ func Start(t testing.TB) *Server {
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	cfg.UnsafeNoFsync = true // a test's store need not survive the machine
 	s := &Server{cfg: cfg}
-	s.start(t)
 	t.Cleanup(s.stop)
+	s.start(t)
 	return s
 }
 
@@ -54,10 +58,73 @@ func (s *Server) start(t testing.TB) {
 		t.Fatalf("embedded etcd is not ready after %s", startTimeout)
 	}
 	s.etcd = e
-	s.Endpoint = "http://" + e.Clients[0].Addr().String()
+	if s.front != nil {
+		s.front.Restore()
+		return
+	}
+	// A later start listens where the front looks for it.
+	again := url.URL{Scheme: "http", Host: e.Clients[0].Addr().String()}
+	s.cfg.ListenClientUrls, s.cfg.AdvertiseClientUrls = []url.URL{again}, []url.URL{again}
+	if s.front, err = proxy.New(again.Host); err != nil {
+		t.Fatal(err)
+	}
+	s.Endpoint = "http://" + s.front.Addr()
+	t.Cleanup(func() { _ = s.front.Close() })
+}
+
+// Stop ends the server, as a power cut would for its clients; Restart starts it
+// again with what it had.
+func (s *Server) Stop() { s.stop() }
+
+// Restart starts a stopped server at the same address.
+func (s *Server) Restart(t testing.TB) { t.Helper(); s.start(t) }
+
+// Wipe stops the server, throws its data away and starts an empty one at the
+// same address, of another cluster ID if newCluster says so.
+func (s *Server) Wipe(t testing.TB, newCluster bool) {
+	t.Helper()
+	s.stop()
+	if err := os.RemoveAll(s.cfg.Dir); err != nil {
+		t.Fatalf("wipe etcd: %v", err)
+	}
+	if newCluster {
+		s.cfg.InitialClusterToken += "+"
+	}
+	s.start(t)
+}
+
+// Backup stops the server, copies its data and starts it again.
+func (s *Server) Backup(t testing.TB) (dir string) {
+	t.Helper()
+	s.stop()
+	dir = t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(s.cfg.Dir)); err != nil {
+		t.Fatalf("back etcd up: %v", err)
+	}
+	s.start(t)
+	return dir
+}
+
+// Restore puts a Backup in place of the server's data: the same cluster ID, at
+// an earlier revision, with every lease revived.
+func (s *Server) Restore(t testing.TB, backup string) {
+	t.Helper()
+	s.stop()
+	if err := os.RemoveAll(s.cfg.Dir); err != nil {
+		t.Fatalf("restore etcd: %v", err)
+	}
+	if err := os.CopyFS(s.cfg.Dir, os.DirFS(backup)); err != nil {
+		t.Fatalf("restore etcd: %v", err)
+	}
+	s.start(t)
 }
 
 func (s *Server) stop() {
+	// A server that is asked to close waits for its clients' streams; the
+	// front ends them first.
+	if s.front != nil {
+		s.front.Cut()
+	}
 	if s.etcd != nil {
 		s.etcd.Close()
 		s.etcd = nil

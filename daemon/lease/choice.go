@@ -1,0 +1,158 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/api"
+)
+
+// acquire goes through the order of choice until something is held.
+func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.Duration {
+	if err := e.abandon(ctx); err != nil {
+		return e.denied(err)
+	}
+	a := attempt{client: e.client, keys: e.keys, seen: s, ttl: n.LeaseTTL, call: CallTimeout(n.LeaseTTL), lease: e.nextLease(), silent: e.unreachable}
+	last, _ := e.cfg.Memory.Get().Last()
+	want := Want{Node: e.cfg.Node, UID: e.cfg.Memory.Get().UID, Last: last, LastFirst: !e.lostSubnet().IsZero(), Seed: rand.Uint64()}
+	tried := false
+	for c := range Candidates(n, s, want) {
+		if !tried {
+			got, err := grant(ctx, e.client, a.lease, a.ttl, a.call)
+			if err != nil {
+				return e.denied(err)
+			}
+			e.asked, a.ttl, tried = grantedTTL{n.LeaseTTL, got}, got, true
+		}
+		h, err := e.tryCandidate(ctx, a, n, c)
+		if err == nil {
+			e.log.Info("subnet acquired", "subnet", c.Subnets, "why", c.Why, "lease", leaseHex(h.lease), "epoch", h.Epoch())
+			e.unused = 0
+			return e.take(ctx, h)
+		}
+		if !errors.Is(err, errLostRace) {
+			if silence(err) {
+				e.unused = 0 // revoked, unless the daemon is stopping
+			}
+			return e.denied(err)
+		}
+		e.log.Debug("lost a race for a subnet", "subnet", c.Subnets, "why", c.Why)
+		if e.stale(s) {
+			break
+		}
+	}
+	if tried {
+		return jitter(firstRetry) // the lease is kept for the next round
+	}
+	return e.exhausted(ctx, s, n)
+}
+
+// nextLease is the ID that the next grant asks for: the same until it is known
+// what became of it, so that answers which are lost leave one lease behind and
+// not one each.
+func (e *Engine) nextLease() clientv3.LeaseID {
+	if e.unused == 0 {
+		e.unused = newLeaseID()
+	}
+	return e.unused
+}
+
+// denied says that etcd answers and does not do what it is asked, or that it
+// does not answer.
+func (e *Engine) denied(err error) time.Duration {
+	if silence(err) {
+		e.unreachable(err)
+		return e.retryIn()
+	}
+	e.update(func() {
+		e.waitLocked("etcd refuses: " + err.Error())
+		e.problems.add(etcdRefuses, api.SeverityError, "etcd answers, but refuses what this node needs: "+err.Error(),
+			"give the user of --etcd-username its rights on the prefix, or free the store's space (etcdctl alarm list); this is tried again by itself", time.Time{})
+	})
+	return jitter(retryWaiting)
+}
+
+// etcdRefuses is the problem that rights or space are missing.
+const etcdRefuses = "etcd-refuses"
+
+// silence tells "no answer" from "an answer that says no". Only what etcd
+// itself says before it applies anything is an answer; after everything else
+// the request may still commit.
+func silence(err error) bool {
+	var refused rpctypes.EtcdError
+	if !errors.As(err, &refused) {
+		return true
+	}
+	switch refused.Code() {
+	case codes.PermissionDenied, codes.Unauthenticated, codes.ResourceExhausted, codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition:
+		return false
+	}
+	return true
+}
+
+// stale reports that config, store or settle changed since s: then every
+// further candidate of s would lose as well.
+func (e *Engine) stale(s *Snapshot) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := e.snapshot
+	return now != nil && (now.Config.ModRevision != s.Config.ModRevision ||
+		now.Store.ModRevision != s.Store.ModRevision || now.Settle.ModRevision != s.Settle.ModRevision)
+}
+
+func (e *Engine) tryCandidate(ctx context.Context, a attempt, n conf.Network, c Candidate) (Holding, error) {
+	m := e.cfg.Memory.Get()
+	owner := a.seen.Owners[c.ownerKey()].Value
+	last, _ := m.Last()
+	mine := owner.UID == m.UID && last == c.Subnets && m.Boot == e.cfg.Boot && m.Held.Record.Tenant().Epoch == owner.Epoch
+	epoch := NextEpoch(owner, mine, a.seen.MaxEpoch(c.Subnets), time.Now())
+	r, err := e.record(n, c.Subnets, epoch)
+	if err != nil {
+		return Holding{}, err
+	}
+	next := owner.succeed(e.transition(epoch, c.Why))
+	h, err := a.take(ctx, c, r, next)
+	if err == nil {
+		e.update(func() { e.past = next.History })
+	}
+	return h, err
+}
+
+func (e *Engine) record(n conf.Network, s Subnets, epoch int64) (Record, error) {
+	r, err := e.cfg.Publish(n, s, epoch)
+	if err != nil {
+		return Record{}, fmt.Errorf("what to publish for %s: %w", s, err)
+	}
+	r.Tenure = &Tenant{Node: e.cfg.Node, UID: e.cfg.Memory.Get().UID, Boot: e.cfg.Boot, Epoch: epoch}
+	return r, nil
+}
+
+// exhausted says why the node waits, and gives a lease back that it does not
+// need for now.
+func (e *Engine) exhausted(ctx context.Context, s *Snapshot, n conf.Network) time.Duration {
+	why := exhausted(n, s, e.cfg.Node, e.endsNext(ctx, s))
+	e.update(func() {
+		e.waitLocked(why)
+		e.problems.add(noFreeSubnet, api.SeverityError, why,
+			"wait for a lease to end, release a dead node's subnet, or widen the network", time.Time{})
+	})
+	if e.unused != 0 {
+		if err := revoke(ctx, e.client, e.unused, CallTimeout(n.LeaseTTL)); err == nil {
+			e.unused = 0
+		}
+	}
+	return jitter(retryWaiting)
+}
+
+// firstRetry follows a round in which every candidate was lost to others.
+const firstRetry = 200 * time.Millisecond
+
+func leaseHex(id clientv3.LeaseID) string { return fmt.Sprintf("%x", int64(id)) }

@@ -1,0 +1,179 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+)
+
+// duplicateNode is the problem of two machines under one name, UID or address.
+const duplicateNode = "duplicate-node"
+
+// undisputed makes sure that no other machine has the address under which this
+// UID or this name holds a subnet: a clone of this machine would. If that cannot
+// be told, the key is left to lapse, which costs this node nothing but its old
+// subnet: no pod outlives a boot.
+func (e *Engine) undisputed(ctx context.Context, own Entry) bool {
+	silent, err := e.cfg.Silent(ctx, own.PublicIP)
+	if err == nil && silent {
+		return true
+	}
+	e.log.Warn("own subnet of before is left to lapse: its address may be another machine's",
+		"subnet", own.Subnets, "publicIP", own.PublicIP, "answered", !silent, "error", err)
+	return false
+}
+
+// renewed is how long ago a lease was renewed, and its length as granted.
+type renewed struct{ ago, granted time.Duration }
+
+// lives says that the holder has renewed it within three intervals: it may have
+// missed two, but not been away.
+func (r renewed) lives() bool { return r.granted > 0 && r.ago < 3*Interval(r.granted) }
+
+// lastRenewed asks etcd how much of a lease is left.
+func (e *Engine) lastRenewed(ctx context.Context, id clientv3.LeaseID) (renewed, error) {
+	ctx, cancel := context.WithTimeout(ctx, maxCall)
+	defer cancel()
+	resp, err := e.client.TimeToLive(ctx, id)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) || err == nil && resp.TTL <= 0 {
+		return renewed{}, nil
+	}
+	if err != nil {
+		return renewed{}, fmt.Errorf("look at lease %x: %w", int64(id), err)
+	}
+	return renewed{time.Duration(resp.GrantedTTL-resp.TTL) * time.Second, time.Duration(resp.GrantedTTL) * time.Second}, nil
+}
+
+// identified is false while another machine lives under this node's name or
+// UID: the first is never disturbed. Once it has not renewed its lease for three
+// intervals, this node goes on, as a newcomer with a UID of its own.
+func (e *Engine) identified(ctx context.Context, other *Entry) (time.Duration, bool) {
+	if other == nil {
+		e.update(func() { e.conflict = ""; delete(e.problems, duplicateNode) })
+		return 0, true
+	}
+	r, err := e.lastRenewed(ctx, other.Lease)
+	if err != nil {
+		return e.denied(err), false
+	}
+	who, uid := other.Tenant(), e.cfg.Memory.Get().UID
+	if r.lives() {
+		e.refuseFor(*other, r, who.UID == uid)
+		return jitter(min(retryWaiting, Interval(r.granted))), false
+	}
+	if who.UID == uid {
+		m := e.cfg.Memory.Get()
+		m.UID, m.Held = uuid.NewString(), nil
+		if err := e.cfg.Memory.Save(m); err != nil {
+			e.log.Error("the new identity is not on disk", "error", err)
+		}
+		e.log.Warn("this node takes a new identity: its UID is on record at another address, in a lease that nobody renews", "was", uid, "is", m.UID, "at", other.PublicIP)
+	}
+	e.update(func() { e.conflict = ""; delete(e.problems, duplicateNode) })
+	return 0, true
+}
+
+func (e *Engine) refuseFor(other Entry, r renewed, sameUID bool) {
+	who := other.Tenant()
+	what := fmt.Sprintf("the node name %q is", who.Node)
+	fix := "give this node another --node-name, or stop the other one"
+	if sameUID {
+		what = fmt.Sprintf("the identity (UID %s) in this node's state directory is", who.UID)
+		fix = "if this machine is a clone, remove node.json from its --state-dir, and give it another name; or stop the other machine"
+	}
+	text := fmt.Sprintf("%s in use by the machine at %s, which holds %s and renewed its lease %s ago", what, other.PublicIP, other.Subnets, r.ago)
+	if other.PublicIP.IsValid() && e.cfg.Local(other.PublicIP) {
+		text += "; that address is this machine's too: another daemon on it, or another machine that answers for it"
+	}
+	e.update(func() {
+		if e.conflict == "" {
+			e.log.Error("refused: another machine lives under this node's name", "holder", other.PublicIP, "subnet", other.Subnets, "node", who.Node, "uid", who.UID)
+		}
+		e.started, e.conflict = true, text
+		e.problems.add(duplicateNode, api.SeverityError, text, fix+"; if the other one is gone, this node goes on by itself within three of its renewal intervals", time.Time{})
+	})
+}
+
+// twins names the nodes of a snapshot that share an address, and those that
+// have this node's name, while it holds a subnet. It is pure.
+func twins(s *Snapshot, own Tenant) string {
+	var texts []string
+	at := map[netip.Addr][]string{}
+	for _, e := range s.Entries {
+		who := e.Tenant()
+		if e.Tenure != nil && who.UID == "" {
+			continue // a tombstone
+		}
+		if who.Node == own.Node && who.UID != own.UID && own.UID != "" {
+			texts = append(texts, fmt.Sprintf("another machine, at %s with %s, has this node's name %q", e.PublicIP, e.Subnets, own.Node))
+		}
+		if e.PublicIP.IsValid() && !e.PublicIP.IsUnspecified() {
+			at[e.PublicIP] = append(at[e.PublicIP], fmt.Sprintf("%s (%s)", nodeName(e), e.Subnets))
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(at), netip.Addr.Compare) {
+		if len(at[a]) > 1 {
+			texts = append(texts, fmt.Sprintf("%s is announced by %s", a, strings.Join(at[a], " and ")))
+		}
+	}
+	return strings.Join(texts, "; ")
+}
+
+func nodeName(e Entry) string {
+	if n := e.Tenant().Node; n != "" {
+		return n
+	}
+	return "flannel"
+}
+
+// nextEnd is which lease of a full network ends next.
+type nextEnd struct {
+	text string
+	at   time.Time
+}
+
+// Bounds of the search for it: it is asked for by people, and every lease costs
+// a request.
+const (
+	countEvery = 30 * time.Second
+	countMost  = 256
+)
+
+// endsNext says which lease ends next, if nobody renews it.
+func (e *Engine) endsNext(ctx context.Context, s *Snapshot) string {
+	if time.Since(e.counted.at) < countEvery {
+		return e.counted.text
+	}
+	var first *Entry
+	var left, ago time.Duration
+	for _, entry := range s.Entries[:min(len(s.Entries), countMost)] {
+		if entry.Lease == 0 {
+			continue
+		}
+		r, err := e.lastRenewed(ctx, entry.Lease)
+		if err != nil {
+			return e.counted.text
+		}
+		if remains := r.granted - r.ago; first == nil || remains < left {
+			first, left, ago = &entry, remains, r.ago
+		}
+	}
+	text := ""
+	if first != nil {
+		text = fmt.Sprintf("the lease that ends next is that of %s, held by %s, last renewed %s ago: it ends at %s if it is not renewed",
+			first.Subnets, first.holder(), ago, time.Now().Add(left).UTC().Format(time.RFC3339))
+	}
+	e.counted = nextEnd{text, time.Now()}
+	return text
+}

@@ -1,0 +1,212 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tenure-cni/tenure/conf"
+)
+
+// move is the held key's way to another lease, begun and not seen to have
+// ended. While it stands the key may hang on either: both are kept alive, the
+// fence is never open for longer than both allow, and neither is revoked.
+type move struct {
+	lease clientv3.LeaseID
+	ttl   time.Duration
+}
+
+// grantedTTL is what a lease was asked for and what etcd made of it.
+type grantedTTL struct{ asked, got time.Duration }
+
+// rebind moves the held key to a lease of the length that the config asks for,
+// where that has changed. It returns the time until the next cycle.
+func (e *Engine) rebind(ctx context.Context, pause time.Duration) time.Duration {
+	t, n := e.tenancy(), e.inForce()
+	if t == nil || n == nil || e.unsettled() {
+		return pause
+	}
+	if e.moving == nil {
+		if !e.outdated(*t, *n) {
+			return pause
+		}
+		m := &move{lease: newLeaseID()}
+		t0 := e.cfg.Clock()
+		got, err := grant(ctx, e.client, m.lease, n.LeaseTTL, CallTimeout(t.ttl))
+		if err != nil {
+			e.denied(err)
+			return min(pause, retryWaiting)
+		}
+		e.asked, m.ttl = grantedTTL{n.LeaseTTL, got}, got
+		if got == t.ttl {
+			e.dropLease(ctx, m.lease)
+			return pause
+		}
+		if err := e.cut(Deadline(t0, got)); err != nil {
+			e.log.Error("the lease keeps its length", "error", err)
+			e.dropLease(ctx, m.lease)
+			return pause
+		}
+		e.update(func() { e.moving = m })
+	}
+	return e.tryMove(ctx, *t)
+}
+
+// outdated says that the config asks for another length than the lease has,
+// unless etcd has been asked for it and made it what it is.
+func (e *Engine) outdated(t tenancy, n conf.Network) bool {
+	return t.ttl > 0 && n.LeaseTTL != t.ttl && e.asked != grantedTTL{n.LeaseTTL, t.ttl}
+}
+
+// tryMove sends the move, again and again until a read shows what became of it.
+func (e *Engine) tryMove(ctx context.Context, t tenancy) time.Duration {
+	again := jitter(retryUnproven(min(t.ttl, e.moving.ttl)))
+	f, err := t.rebind(e.moving.lease)
+	if err != nil {
+		e.log.Error("the lease keeps its length", "error", err)
+		return again
+	}
+	resp, err := commit(ctx, e.client, f, CallTimeout(t.ttl))
+	if err != nil {
+		e.log.Warn("whether the key has moved to its new lease is not known yet", "subnet", t.subnets, "lease", leaseHex(e.moving.lease), "error", err)
+		return again
+	}
+	if resp.Succeeded {
+		moved := Entry{Subnets: t.subnets, Record: t.record, Lease: e.moving.lease, CreateRevision: t.create, ModRevision: resp.Header.Revision}
+		return e.moved(ctx, t, moved)
+	}
+	// Settle stands, or the record was updated: the next cycle reads it.
+	return again
+}
+
+// moved goes on with the key under its new lease, and ends the old one, on which
+// nothing hangs any more.
+func (e *Engine) moved(ctx context.Context, t tenancy, entry Entry) time.Duration {
+	h, err := NewHolding(e.keys, entry, e.moving.ttl)
+	if err != nil {
+		e.lose(err.Error())
+		return 0
+	}
+	e.log.Info("own key moved to a new lease", "subnet", h.subnets, "lease", leaseHex(h.lease), "ttl", h.ttl, "before", t.ttl)
+	pause := e.take(ctx, h)
+	e.dropLease(ctx, t.lease)
+	return pause
+}
+
+// keepMoving keeps the lease alive that the key may have moved to, and returns
+// the deadline that it allows. Without a move there is no limit.
+func (e *Engine) keepMoving(ctx context.Context, t tenancy) (time.Duration, error) {
+	if e.moving == nil {
+		return math.MaxInt64, nil
+	}
+	t0 := e.cfg.Clock()
+	ttl, err := keepAlive(ctx, e.client, e.moving.lease, e.moving.ttl)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		// No write can commit with it any more, and none has that a proof of
+		// the old one does not contradict.
+		e.update(func() { e.moving = nil })
+		return math.MaxInt64, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("keep lease %x alive, to which %s moves: %w", int64(e.moving.lease), t.subnets, err)
+	}
+	return Deadline(t0, ttl), nil
+}
+
+// dropLease revokes a lease that no key hangs on; one that cannot be reached
+// ends by itself.
+func (e *Engine) dropLease(ctx context.Context, id clientv3.LeaseID) {
+	if id == 0 {
+		return
+	}
+	if err := revoke(ctx, e.client, id, e.callTimeout()); err != nil {
+		e.log.Debug("a lease is left to lapse", "lease", leaseHex(id), "error", err)
+	}
+}
+
+// abandon ends every lease that a key of the subnet lost last might still come
+// to hang on: "absent" does not prove that an unanswered write will not commit.
+// The fence is closed by now. Until it succeeds nothing else is acquired.
+func (e *Engine) abandon(ctx context.Context) error {
+	if e.moving != nil {
+		if err := revoke(ctx, e.client, e.moving.lease, e.callTimeout()); err != nil {
+			return err
+		}
+		e.update(func() { e.moving = nil })
+	}
+	if e.asserting != 0 {
+		if err := revoke(ctx, e.client, e.asserting, e.callTimeout()); err != nil {
+			return err
+		}
+		e.update(func() { e.asserting = 0 })
+	}
+	return nil
+}
+
+// inherit takes over the record of this machine's earlier self or of its
+// flannel. The kernel's fence may still be open for that subnet; it is cut to
+// what the new lease allows before the key can hang on it.
+func (e *Engine) inherit(ctx context.Context, own Entry, s *Snapshot, n conf.Network) time.Duration {
+	h, err := NewHolding(e.keys, own, n.LeaseTTL)
+	if err != nil {
+		return e.denied(err)
+	}
+	owner := s.Owners[own.ownerKey()].Value
+	epoch := NextEpoch(owner, false, s.MaxEpoch(own.Subnets), time.Now())
+	r, err := e.record(n, own.Subnets, epoch)
+	if err != nil {
+		return e.waitFor(err.Error())
+	}
+	id := newLeaseID()
+	if err := e.grantUnder(ctx, id, n.LeaseTTL); err != nil {
+		return e.denied(err)
+	}
+	e.log.Info("taking over this machine's record of before", "subnet", own.Subnets, "of", own.holder(), "lease", leaseHex(own.Lease))
+	f, err := h.takeOver(id, r, s, owner.succeed(e.transition(epoch, "inherited from "+own.holder()+" on this machine")))
+	if err != nil {
+		return e.denied(err)
+	}
+	entry, err := e.sendUntilSeen(ctx, f, own, id)
+	if err != nil {
+		e.dropLease(ctx, id) // the key does not hang on it, and cannot come to
+		return e.denied(err)
+	}
+	if h, err = NewHolding(e.keys, entry, n.LeaseTTL); err != nil {
+		return e.denied(err)
+	}
+	pause := e.take(ctx, h)
+	e.dropLease(ctx, own.Lease)
+	return pause
+}
+
+// sendUntilSeen repeats a write over the key as it was read until it is known
+// what became of it. The error says that the key is another's now, or as it was
+// and refused.
+func (e *Engine) sendUntilSeen(ctx context.Context, f fenced, read Entry, to clientv3.LeaseID) (Entry, error) {
+	a := attempt{client: e.client, keys: e.keys, call: maxCall}
+	for pause := newPause(); ; {
+		resp, err := commit(ctx, e.client, f, maxCall)
+		if err == nil && !resp.Succeeded || err != nil && !silence(err) {
+			now, readErr := a.readBack(ctx, read.Subnets)
+			if readErr == nil && now.Lease == to {
+				return now, nil // an earlier try of this very write
+			}
+			if readErr == nil {
+				return now, errors.Join(err, fmt.Errorf("take over %s: %w", read.Subnets, errLostRace))
+			}
+			err = readErr
+		}
+		if err == nil {
+			return a.readBack(ctx, read.Subnets)
+		}
+		e.unreachable(err)
+		if !wait(ctx, pause.NextBackOff()) {
+			return Entry{}, ctx.Err()
+		}
+	}
+}

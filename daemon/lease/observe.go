@@ -1,0 +1,156 @@
+package lease
+
+import (
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Touch makes the engine look at once whether what it publishes is still
+// right: an address of this machine has changed.
+func (e *Engine) Touch() { e.nudge() }
+
+// observe takes every snapshot of the watch: a deleted or foreign key closes
+// the fence now, not at the next cycle.
+func (e *Engine) observe(s *Snapshot) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if old := e.snapshot; old != nil && !s.follows(old) {
+		// Late, or of another store: the loop's own list tells which.
+		if s.Listed || !s.sameStore(old) {
+			e.suspect = true
+			e.nudge()
+		}
+		return
+	}
+	e.takeInLocked(s)
+	if h := e.held; h != nil && s.Revision >= h.mod {
+		e.judgeHoldingLocked(h.Holding, s)
+	}
+	if e.held == nil || e.settling {
+		e.nudge()
+	}
+	e.signal()
+}
+
+// follows says whether a snapshot is of the same store as another, and not
+// older.
+func (s *Snapshot) follows(old *Snapshot) bool {
+	return s.sameStore(old) && s.Revision >= old.Revision
+}
+
+// sameStore takes a store that has just been born for the one it was before.
+func (s *Snapshot) sameStore(old *Snapshot) bool {
+	return s.ClusterID == old.ClusterID && (s.Store.Value.ID == old.Store.Value.ID || old.Store.ModRevision == 0)
+}
+
+// judgeHoldingLocked closes the fence for a subnet that is not ours any more.
+// Where the store forgot, what is missing from it is put back by the loop while
+// the fence is open; only what somebody else has committed since ends it here.
+func (e *Engine) judgeHoldingLocked(h Holding, s *Snapshot) {
+	st, entry := stand(h, e.past, s)
+	switch {
+	case st == ours || st == moved && e.comingLocked(entry.Lease):
+	case st == foreign || !e.unsettledLocked():
+		e.loseLocked(h.whyNot(st, entry))
+	default:
+		e.nudge()
+	}
+}
+
+// comingLocked says that the own key has been asked to hang on that lease.
+func (e *Engine) comingLocked(id clientv3.LeaseID) bool {
+	return id != 0 && (id == e.asserting || e.moving != nil && id == e.moving.lease)
+}
+
+// whyNot is contradicted for a subnet that another one may overlap.
+func (h Holding) whyNot(st standing, e Entry) string {
+	if st == foreign && e.Subnets != h.subnets {
+		return "the overlapping " + e.String() + " is held by " + e.holder()
+	}
+	return h.contradicted(e)
+}
+
+// takeInLocked makes s the snapshot that everybody sees.
+func (e *Engine) takeInLocked(s *Snapshot) {
+	e.snapshot = s
+	e.settling = s.Settle.ModRevision != 0 || e.settling && !s.Listed
+	e.judgeLocked(s)
+	if h := e.held; h != nil && e.forgot == nil {
+		e.past = s.before(h.Holding, e.past)
+	}
+}
+
+// before is who owned the subnet before the holding, as its owner record has it;
+// or what is known already where the record is not the holding's.
+func (s *Snapshot) before(h Holding, known []Transition) []Transition {
+	o := s.Owners[h.subnets.ownerKey()].Value
+	if own := h.record.Tenant(); o.UID == own.UID && o.Epoch == own.Epoch {
+		return o.History
+	}
+	return known
+}
+
+// adopt takes a list of the loop's own. It is the one that is judged: whoever
+// asks knows what had been seen before it asked, so that a lower revision can
+// only mean that the store went back.
+func (e *Engine) adopt(s *Snapshot) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.suspect = false
+	if e.meetLocked(s.life()) || e.snapshot == nil || s.follows(e.snapshot) {
+		e.takeInLocked(s)
+	}
+	e.settling = s.Settle.ModRevision != 0
+	if f := e.forgot; f != nil && e.settling {
+		e.believeLocked(s.life(), "settle stands")
+	}
+	if f := e.forgot; f != nil && f.settled && !e.settling {
+		e.log.Info("the store has settled", "store", orNone(e.known.Store), "after", time.Since(f.since).Round(time.Millisecond))
+		e.forgot = nil
+		delete(e.problems, storeWentBack)
+	}
+	e.signal()
+}
+
+// reconnected makes the next ADD wait for a proof, which is asked for at once.
+func (e *Engine) reconnected() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.held != nil {
+		e.doubtLocked("the connection to etcd was lost and is back", true)
+	}
+}
+
+// doubt is why nothing may be served before the next proof.
+type doubt struct {
+	why   string
+	since time.Duration // CLOCK_BOOTTIME: an earlier cycle settles nothing
+	// soft: etcd was away. If it goes away again F alone counts, as before.
+	soft bool
+}
+
+func (e *Engine) doubtLocked(why string, soft bool) {
+	e.doubt = &doubt{why, e.cfg.Clock(), soft}
+	e.nudge()
+	e.signal()
+}
+
+// lookAtClocksLocked finds out whether this machine was suspended or paused, or
+// its wall clock stepped, since anybody looked last. F is not touched: it
+// counts suspended time, and no wall clock has a part in it.
+func (e *Engine) lookAtClocksLocked() {
+	if e.cfg.Clocks == nil {
+		return
+	}
+	now := e.cfg.Clocks()
+	gap := now.GapSince(e.clocks)
+	e.clocks = now
+	if gap == "" {
+		return
+	}
+	e.log.Warn("clock gap", "what", gap)
+	if e.held != nil {
+		e.doubtLocked(gap, false)
+	}
+}
