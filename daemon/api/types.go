@@ -159,7 +159,7 @@ type Peer struct {
 	PublicIP string `json:"publicIP"`
 	Epoch    int64  `json:"epoch"`
 	// State is programmed, pending, conflict or unreachable; Reason says why
-	// it is not programmed.
+	// it is not programmed, or why it is kept though it has no record in etcd.
 	State  string `json:"state"`
 	Reason string `json:"reason"`
 }

@@ -54,6 +54,8 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 		"A10FirstSubnetOfAll":      firstSubnet,
 		"FencedBeforeUp":           fencedBeforeUp,
 		"FirstAddressOfPrefixGoes": firstAddressGoes,
+		"KeptPeers":                keptPeers,
+		"KeptPeersAreRepaired":     keptPeersAreRepaired,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, newMachine(t)) })
 	}

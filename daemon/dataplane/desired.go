@@ -32,6 +32,13 @@ type Desired struct {
 	// Peers are the other nodes. Where two overlap, the earlier one in the
 	// list is programmed and the later one reported as a conflict.
 	Peers []Peer
+	// KeepPeers keeps the peers that the kernel has although Peers lacks
+	// them: for as long as the list they should be in cannot be believed. One
+	// that overlaps Peers, Claims or this node's own subnets goes all the same.
+	KeepPeers bool
+	// Claims are subnets of nodes that cannot be programmed as peers. They
+	// say only that nobody else has them any more.
+	Claims []netip.Prefix
 	// Masq masquerades what leaves Network.
 	Masq bool
 	// MasqRandomFully adds --random-fully where iptables knows it.

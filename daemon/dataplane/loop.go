@@ -298,7 +298,8 @@ func (r *runner) pass(ctx context.Context) {
 	}
 	out.faults = append(out.faults, have.Faults...)
 	out.clean = len(p.ops) == 0 && len(out.faults) == 0 && r.rules.clean
-	out.peers = peerReports(p, out.failures)
+	out.peers = peerReports(p, want.Peers, out.failures)
+	out.kept = peerReports(p, p.kept, out.failures)
 	out.conflicts = p.conflicts
 	r.finish(generation, out)
 }
@@ -310,6 +311,7 @@ type outcome struct {
 	failures  []failure
 	faults    []Fault
 	peers     []PeerReport
+	kept      []PeerReport
 	conflicts []Conflict
 }
 
@@ -387,7 +389,7 @@ func (r *runner) finish(generation uint64, out outcome) {
 		rep.Err = fmt.Errorf("%s: %s", f.What, f.Why)
 	}
 	if out.peers != nil { // else nothing could be read, and what was seen stands
-		rep.Peers, rep.Conflicts = out.peers, out.conflicts
+		rep.Peers, rep.Kept, rep.Conflicts = out.peers, out.kept, out.conflicts
 	}
 	rep.Passes++
 	if rep.Writes == nil {

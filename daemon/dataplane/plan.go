@@ -63,6 +63,8 @@ type planner struct {
 	blocked string
 	// rejected are peers that cannot be programmed, with the reason.
 	rejected map[Peer]string
+	// kept are peers that only the kernel knows, and that stay.
+	kept []Peer
 }
 
 func newPlanner(want Desired, have State) *planner {
@@ -226,7 +228,7 @@ func (p *planner) delAddrs(scope, link string, old []netip.Prefix) {
 func (p *planner) foreignRoutes() {
 	for _, r := range p.routesThat(func(r Route) bool {
 		ours := r.Protocol == RouteProtocol || p.isOurLink(r.Link) && r.Protocol == protocolKernel
-		return !ours && r.Dst.Bits() >= p.want.Network.Bits() && p.want.Network.Contains(r.Dst.Addr())
+		return !ours && p.inNetwork(r.Dst)
 	}) {
 		p.conflict("route", "route %s lies inside %s, is not ours and is left alone", r, p.want.Network)
 	}

@@ -38,7 +38,9 @@ func (p *planner) peers(dev overlay) {
 		return
 	}
 	var items []peerItems
-	for _, peer := range p.acceptedPeers() {
+	accepted := p.acceptedPeers()
+	p.kept = p.keptPeers(dev, accepted)
+	for _, peer := range slices.Concat(accepted, p.kept) {
 		items = append(items, dev.items(peer))
 	}
 	gone := p.replacedTokens(items)
@@ -97,24 +99,26 @@ func (p *planner) ownOverlap(subnet netip.Prefix) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// prefixSet holds prefixes that do not overlap.
+// prefixSet holds prefixes.
 type prefixSet struct {
 	// lengths are all that occur in the set or in questions to it, so that
 	// each costs one step per length and not one per member.
 	lengths map[int]bool
+	members map[netip.Prefix]bool
 	// covers maps each member, and each prefix of those lengths around one,
 	// to a member.
 	covers map[netip.Prefix]netip.Prefix
 }
 
 func newPrefixSet() *prefixSet {
-	return &prefixSet{map[int]bool{}, map[netip.Prefix]netip.Prefix{}}
+	return &prefixSet{map[int]bool{}, map[netip.Prefix]bool{}, map[netip.Prefix]netip.Prefix{}}
 }
 
 // expect makes the length of p known before anything is added.
 func (s *prefixSet) expect(p netip.Prefix) { s.lengths[p.Bits()] = true }
 
 func (s *prefixSet) add(p netip.Prefix) {
+	s.members[p] = true
 	for bits := range s.lengths {
 		if bits <= p.Bits() {
 			s.covers[netip.PrefixFrom(p.Addr(), bits).Masked()] = p
@@ -131,9 +135,8 @@ func (s *prefixSet) overlap(p netip.Prefix) (netip.Prefix, bool) {
 		if bits >= p.Bits() {
 			continue
 		}
-		around := netip.PrefixFrom(p.Addr(), bits).Masked()
-		if q, ok := s.covers[around]; ok && q == around {
-			return q, true
+		if around := netip.PrefixFrom(p.Addr(), bits).Masked(); s.members[around] {
+			return around, true
 		}
 	}
 	return netip.Prefix{}, false

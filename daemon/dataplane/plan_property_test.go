@@ -35,6 +35,10 @@ func drawDesired(t *rapid.T) dataplane.Desired {
 	want := node34(drawPeers(t)...)
 	want.Masq = rapid.Bool().Draw(t, "masq")
 	want.ForwardAccept = rapid.Bool().Draw(t, "forward")
+	want.KeepPeers = rapid.Bool().Draw(t, "keep peers")
+	if rapid.Bool().Draw(t, "claims") {
+		want.Claims = []netip.Prefix{prefix("10.5.37.0/24")}
+	}
 	switch rapid.IntRange(0, 3).Draw(t, "stranded") {
 	case 1:
 		want.Bridge.Gateways = append(want.Bridge.Gateways, prefix("10.5.30.1/24"))
@@ -207,7 +211,11 @@ func TestPlanIsSafeAfterEachChange(t *testing.T) {
 					t.Fatalf("%s without the fence", op)
 				}
 			case dataplane.SetRoute:
-				requireFor(t, op, before, c.Route, want.Peers)
+				peers := want.Peers
+				if want.KeepPeers {
+					peers = slices.Concat(peers, peersIn(before, c.Route.Link))
+				}
+				requireFor(t, op, before, c.Route, peers)
 			case dataplane.AllowToken:
 				for other, subnet := range after.Tokens {
 					if other != c.MAC && subnet.Overlaps(c.Subnet) {

@@ -33,7 +33,9 @@ type Report struct {
 	// newest Desired, without any error.
 	Converged bool
 	// Peers are in the order of Desired.
-	Peers     []PeerReport
+	Peers []PeerReport
+	// Kept are peers that only the kernel knows; see Desired.KeepPeers.
+	Kept      []PeerReport
 	Conflicts []Conflict
 	// Faults are what could not be read or written in the latest pass.
 	Faults []Fault
@@ -55,7 +57,7 @@ func (r Report) TotalWrites() uint64 {
 }
 
 func (r Report) clone() Report {
-	r.Peers = slices.Clone(r.Peers)
+	r.Peers, r.Kept = slices.Clone(r.Peers), slices.Clone(r.Kept)
 	r.Conflicts = slices.Clone(r.Conflicts)
 	r.Faults = slices.Clone(r.Faults)
 	r.Writes = maps.Clone(r.Writes)
@@ -73,10 +75,10 @@ func (f failure) fault() Fault { return Fault{f.op.String(), f.err.Error()} }
 
 // peerReports judges each peer by the plan: it is programmed when the state
 // that was read left nothing to do for it.
-func peerReports(p *planner, failed []failure) []PeerReport {
+func peerReports(p *planner, peers []Peer, failed []failure) []PeerReport {
 	why := p.pendingReasons(failed)
-	out := make([]PeerReport, 0, len(p.want.Peers))
-	for _, peer := range p.want.Peers {
+	out := make([]PeerReport, 0, len(peers))
+	for _, peer := range peers {
 		r := PeerReport{Peer: peer, State: PeerProgrammed}
 		if reason, rejected := p.rejected[peer]; rejected {
 			r.State, r.Reason = PeerConflict, reason

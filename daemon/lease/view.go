@@ -31,9 +31,6 @@ type View struct {
 	Former Subnets
 	// LostWhy says what happened to the subnet lost last, by this process.
 	LostWhy string
-	// Settling: the store forgot or a settle key stands; a peer missing from
-	// Snapshot may still hold its subnet.
-	Settling bool
 	// Doubt is why nothing may be served before the next proof; empty if F
 	// alone counts.
 	Doubt string
@@ -43,6 +40,9 @@ type View struct {
 	Network *conf.Network
 	// Snapshot is what etcd had last, nil before the first answer.
 	Snapshot *Snapshot
+	// Settling: the store forgot or a settle key stands; a peer missing from
+	// Snapshot may still hold its subnet.
+	Settling bool
 	Problems []api.Problem
 }
 

@@ -70,9 +70,12 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 		MAC:  dataplane.MAC(lease.VTEPMAC(c.Prefix, held, v.Holding.Epoch())),
 		Addr: netip.PrefixFrom(held.V4.Addr(), held.V4.Addr().BitLen()),
 	}
+	d.KeepPeers = v.Settling
 	for _, p := range peers(v, u) {
 		if p.reason == "" {
 			d.Peers = append(d.Peers, p.Peer)
+		} else if v.Settling && p.entry.V4.IsValid() {
+			d.Claims = append(d.Claims, p.entry.V4)
 		}
 	}
 }

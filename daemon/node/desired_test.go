@@ -34,6 +34,12 @@ func unheard(v lease.View) lease.View {
 	return v
 }
 
+// settling is a view of a store that forgot, or has not settled yet.
+func settling(v lease.View) lease.View {
+	v.Settling = true
+	return v
+}
+
 func peerOf(e lease.Entry) dataplane.Peer {
 	return dataplane.Peer{Subnet: e.V4, PublicIP: e.PublicIP, MAC: dataplane.MAC(e.BackendData.VtepMAC)}
 }
@@ -95,6 +101,14 @@ func TestDesired(t *testing.T) {
 		"unreadable":     {held(t, own, 7, changed(func(e *lease.Entry) { e.Record = lease.Record{} })), nil, with(nil)},
 		"an IPv6 subnet": {held(t, own, 7, changed(func(e *lease.Entry) { e.V4, e.V6 = netip.Prefix{}, prefix("fd00:5:0:25::/64") })), nil, with(nil)},
 		"a whole record": {held(t, own, 7, changed(func(*lease.Entry) {})), nil, with(func(d *dataplane.Desired) { d.Peers = []dataplane.Peer{peerOf(changed(func(*lease.Entry) {}))} })},
+		"the store forgot: what the kernel has stays": {
+			settling(held(t, own, 7, n2, changed(func(e *lease.Entry) { e.BackendData.VNI = 2 }), changed(func(e *lease.Entry) {
+				e.V4, e.V6 = netip.Prefix{}, prefix("fd00:5:0:25::/64")
+			}))), nil,
+			with(func(d *dataplane.Desired) {
+				d.KeepPeers, d.Peers, d.Claims = true, []dataplane.Peer{peerOf(n2)}, []netip.Prefix{prefix("10.5.37.0/24")}
+			}),
+		},
 		"held by memory alone: the overlay is left alone": {
 			unheard(held(t, own, 7)), []ipam.Allocation{pod("a", "10.5.34.2/24")},
 			with(func(d *dataplane.Desired) { d.Vxlan, d.Bridge.Ports = nil, []string{"tena"} }),

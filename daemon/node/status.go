@@ -150,6 +150,23 @@ func peerStates(v lease.View, u Underlay, r dataplane.Report) []api.Peer {
 		}
 		all = append(all, one)
 	}
+	return append(all, keptPeers(all, r)...)
+}
+
+// keptPeers are those that only the kernel knows while etcd's list cannot be
+// believed. A record that has come since is listed already.
+func keptPeers(listed []api.Peer, r dataplane.Report) []api.Peer {
+	var all []api.Peer
+	for _, k := range r.Kept {
+		one := api.Peer{Subnet: k.Peer.Subnet.String(), PublicIP: k.Peer.PublicIP.String(), State: string(k.State),
+			Reason: "it has no record in etcd, which forgot or is settling; it is kept until a record overlaps its subnet, or until etcd has settled without it"}
+		if k.Reason != "" {
+			one.Reason += "; " + k.Reason
+		}
+		if !slices.ContainsFunc(listed, func(p api.Peer) bool { return p.Subnet == one.Subnet }) {
+			all = append(all, one)
+		}
+	}
 	return all
 }
 

@@ -46,6 +46,26 @@ func TestStatusOfAHealthyNode(t *testing.T) {
 	}
 }
 
+// TestStatusListsKeptPeers: those without a record, each once.
+func TestStatusListsKeptPeers(t *testing.T) {
+	n2, n3, n4 := entry("n2", "10.5.35.0/24", "192.0.2.12", 8), entry("n3", "10.5.36.0/24", "192.0.2.13", 9), entry("n4", "10.5.37.0/24", "192.0.2.14", 10)
+	r := newRig(t, settling(held(t, "10.5.34.0/24", 7, n2)))
+	r.plane.report = dataplane.Report{Kept: []dataplane.PeerReport{
+		{Peer: peerOf(n2), State: dataplane.PeerProgrammed}, // its record has come since the pass
+		{Peer: peerOf(n3), State: dataplane.PeerProgrammed},
+		{Peer: peerOf(n4), State: dataplane.PeerPending, Reason: "being programmed"},
+	}}
+	const why = "it has no record in etcd, which forgot or is settling; it is kept until a record overlaps its subnet, or until etcd has settled without it"
+	want := []api.Peer{
+		{Node: "n2", Subnet: "10.5.35.0/24", PublicIP: "192.0.2.12", Epoch: testEpoch, State: api.PeerPending},
+		{Subnet: "10.5.36.0/24", PublicIP: "192.0.2.13", State: api.PeerProgrammed, Reason: why},
+		{Subnet: "10.5.37.0/24", PublicIP: "192.0.2.14", State: api.PeerPending, Reason: why + "; being programmed"},
+	}
+	if diff := cmp.Diff(want, r.Status().Peers); diff != "" {
+		t.Errorf("peers (-want +got):\n%s", diff)
+	}
+}
+
 func TestStatusBeforeEtcdAnswers(t *testing.T) {
 	r := newRig(t, lease.View{State: api.StateStarting, Reason: "etcd has not answered yet",
 		Problems: []api.Problem{{Code: "etcd-unreachable", Severity: api.SeverityError, Since: "2026-11-30T00:00:00Z"}}})

@@ -1,0 +1,83 @@
+package dataplane
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// keptPeers are the peers of the kernel that are not wanted, and stay all the
+// same because Desired.KeepPeers asks for it. They are then treated as wanted
+// ones, so that what is missing of them comes back.
+//
+// A peer is known by its token and its forwarding entry, which together say
+// all about it: they are written first and removed last, and the kernel holds
+// on to them when the device goes down or changes its MAC. Without either the
+// rest is a leftover. No token is ever let in again: it may have been shut out
+// for a later tenant.
+func (p *planner) keptPeers(dev overlay, wanted []Peer) []Peer {
+	if !p.want.KeepPeers {
+		return nil
+	}
+	found := p.foundPeers(dev)
+	macs := map[MAC]bool{}
+	for _, peer := range wanted {
+		macs[peer.MAC] = true
+	}
+	taken := p.claimed(found)
+	var kept []Peer
+	for _, peer := range found {
+		_, own := p.ownOverlap(peer.Subnet)
+		_, clash := taken.overlap(peer.Subnet)
+		if own || clash || macs[peer.MAC] || peer.PublicIP == p.want.Vxlan.Local || !p.inNetwork(peer.Subnet) {
+			continue
+		}
+		taken.add(peer.Subnet)
+		kept = append(kept, peer)
+	}
+	slices.SortFunc(kept, func(a, b Peer) int { return a.Subnet.Compare(b.Subnet) })
+	return kept
+}
+
+// foundPeers are the peers that the kernel has on the device, those of which
+// nothing is missing first: where two overlap, the earlier one is right.
+func (p *planner) foundPeers(dev overlay) []Peer {
+	targets := map[MAC]netip.Addr{}
+	for _, f := range keysThat(p.have.FDB, compareFDB, func(f FDB) bool { return f.Link == dev.name }) {
+		targets[f.MAC] = f.Dst
+	}
+	var whole, damaged []Peer
+	for _, mac := range keysThat(p.have.Tokens, compareMACs, func(mac MAC) bool { return targets[mac].IsValid() }) {
+		peer := Peer{Subnet: p.have.Tokens[mac], PublicIP: targets[mac], MAC: mac}
+		it := dev.items(peer)
+		if p.have.Neighs[it.neigh] == mac && has(p.have.Routes, it.route) {
+			whole = append(whole, peer)
+		} else {
+			damaged = append(damaged, peer)
+		}
+	}
+	return append(whole, damaged...)
+}
+
+// claimed are the subnets that have a tenant by what is wanted, whether it can
+// be programmed or not. The set may be asked about the peers given.
+func (p *planner) claimed(peers []Peer) *prefixSet {
+	claims := slices.Clone(p.want.Claims)
+	for _, peer := range p.want.Peers {
+		claims = append(claims, peer.Subnet)
+	}
+	set := newPrefixSet()
+	for _, peer := range peers {
+		set.expect(peer.Subnet)
+	}
+	for _, c := range claims {
+		set.expect(c)
+	}
+	for _, c := range claims {
+		set.add(c)
+	}
+	return set
+}
+
+func (p *planner) inNetwork(subnet netip.Prefix) bool {
+	return subnet.Bits() >= p.want.Network.Bits() && p.want.Network.Contains(subnet.Addr())
+}
