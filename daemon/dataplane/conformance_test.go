@@ -46,6 +46,7 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 		"ForeignAddress":           foreignAddress,
 		"ForeignLinkOfOurName":     foreignLinkOfOurName,
 		"ForeignVxlan":             foreignVxlan,
+		"C5ForeignLinkAsBridge":    foreignLinkNamedAsBridge,
 		"ParentMissing":            parentMissing,
 		"L2ChainsAreLists":         chainsAreLists,
 		"PortsComeBack":            portsComeBack,
@@ -409,9 +410,36 @@ func foreignLinkOfOurName(t *testing.T, m *machine) {
 	if s.Links[overlay].MAC != mac(7) || s.Links[overlay].Up {
 		t.Errorf("foreign link was touched: %+v", s.Links[overlay])
 	}
-	wantConflict(t, want, s, "link", overlay)
+	wantConflict(t, want, s, dataplane.ConflictOverlay, overlay)
 	if s.Links[bridge].Kind != "bridge" {
 		t.Errorf("bridge was not made")
+	}
+}
+
+// foreignLinkNamedAsBridge: not even its forwarding switch is touched.
+func foreignLinkNamedAsBridge(t *testing.T, m *machine) {
+	m.change(t, dataplane.AddVxlan{Name: bridge, MAC: mac(7), Tunnel: dataplane.Tunnel{
+		VNI: 99, Port: 9999, Local: addr("192.0.2.1"), Parent: underlay,
+	}})
+	want := node34(peer(35))
+	m.converge(t, want)
+	off := dataplane.SetSysctl{Path: "net/ipv4/conf/tenure0/forwarding", Value: "0"}
+	m.change(t, off)
+	before := m.read(t)
+	if ops := m.converge(t, want); len(ops) > 0 {
+		t.Errorf("wrote\n%s", text(ops))
+	}
+	if s := m.read(t); s.Links[bridge].MAC != mac(7) || s.Links[bridge].Up || s.Sysctls[off.Path] != "0" {
+		t.Errorf("foreign link was touched: %+v, forwarding %q", s.Links[bridge], s.Sysctls[off.Path])
+	}
+	wantConflict(t, want, before, dataplane.ConflictBridge, "tenure0 is a vxlan and not a bridge")
+	if s := m.read(t); !s.Links[overlay].Up {
+		t.Errorf("the overlay was not made")
+	}
+	m.change(t, dataplane.DelLink{Link: bridge})
+	m.converge(t, want)
+	if s := m.read(t); s.Links[bridge].Kind != "bridge" {
+		t.Errorf("bridge was not made afterwards: %+v", s.Links[bridge])
 	}
 }
 
@@ -425,7 +453,7 @@ func foreignVxlan(t *testing.T, m *machine) {
 	if _, ok := s.Links["flannel.1"]; !ok {
 		t.Errorf("foreign device is gone")
 	}
-	wantConflict(t, want, s, "link", "flannel.1")
+	wantConflict(t, want, s, dataplane.ConflictOverlay, "flannel.1")
 }
 
 func parentMissing(t *testing.T, m *machine) {

@@ -11,13 +11,22 @@ import (
 // Conflict is something of others that stands in the way, or a wish that
 // cannot be met. Nothing is done about it; everything else goes on.
 type Conflict struct {
-	// What is the part concerned: link, addr, route, peer, parent or notrack.
+	// What is the part concerned: addr, route, peer, parent, notrack, or one of
+	// the constants below.
 	What string
 	// Peer is set when this one peer cannot be programmed because of it.
 	Peer netip.Prefix
 	// Text says what clashes with what.
 	Text string
 }
+
+// Conflicts about the name of a device of ours, which then cannot be made.
+const (
+	// ConflictBridge: there is no bridge, and no pod can be added.
+	ConflictBridge = "bridge"
+	// ConflictOverlay: there is no vxlan device, and no peer is programmed.
+	ConflictOverlay = "overlay"
+)
 
 // Scopes of operations; see Op.
 const (
@@ -99,15 +108,22 @@ const ipForward = "net/ipv4/ip_forward"
 func forwardingOf(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
 
 // forwarding turns routing on, and on again for each single interface that a
-// pod's packet comes in by: the bridge, the overlay, the underlay.
+// pod's packet comes in by: the bridge, the overlay, the underlay. A device
+// that only bears the name of one of ours is left alone.
 func (p *planner) forwarding() {
 	if v, ok := p.have.Sysctls[ipForward]; ok && v != "1" {
 		p.add(scopeForward, SetSysctl{ipForward, "1"})
 		return
 	}
-	links := []string{p.want.BridgeName()}
+	var links []string
+	if p.have.Links[p.want.BridgeName()].Kind == KindBridge {
+		links = append(links, p.want.BridgeName())
+	}
 	if v := p.want.Vxlan; v != nil {
-		links = append(links, p.want.VxlanName(), v.Parent)
+		if p.have.Links[p.want.VxlanName()].Kind == KindVxlan {
+			links = append(links, p.want.VxlanName())
+		}
+		links = append(links, v.Parent)
 	}
 	for _, link := range links {
 		if v, ok := p.have.Sysctls[forwardingOf(link)]; ok && v != "1" {

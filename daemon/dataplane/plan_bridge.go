@@ -16,7 +16,7 @@ func (p *planner) bridge() {
 	}
 	link, exists := p.have.Links[name]
 	if exists && link.Kind != KindBridge {
-		p.conflict("link", "%s is a %s and not a bridge, and is left alone", name, link.Kind)
+		p.conflict(ConflictBridge, "%s is a %s and not a bridge, and is left alone", name, link.Kind)
 		return
 	}
 	if !exists {

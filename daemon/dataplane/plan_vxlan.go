@@ -16,7 +16,7 @@ func (p *planner) vxlan() {
 	p.otherVxlans(name)
 	link, exists := p.have.Links[name]
 	if p.blocked = p.vxlanClash(name, link, exists); p.blocked != "" {
-		p.conflict("link", "%s", p.blocked)
+		p.conflict(ConflictOverlay, "%s", p.blocked)
 		return
 	}
 	_, parent := p.have.Links[p.want.Vxlan.Parent]

@@ -58,7 +58,7 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 	ep, err := n.cfg.Interfaces.Add(ctx, c.netns, n.want(a))
 	if err != nil {
 		undo()
-		return nil, fmt.Errorf("attach %s: %w", c.key, err)
+		return nil, fmt.Errorf("attach %s: %w", c.key, n.explain(err))
 	}
 	n.touched()
 	if err := n.still(ctx, v, existed); err != nil {
@@ -71,6 +71,20 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 		return nil, err
 	}
 	return result, nil
+}
+
+// explain adds to an error about the bridge what keeps the data plane from
+// making it.
+func (n *Node) explain(err error) error {
+	if !errors.Is(err, attach.ErrNoBridge) {
+		return err
+	}
+	for _, c := range n.cfg.Plane.Report().Conflicts {
+		if c.What == dataplane.ConflictBridge {
+			return fmt.Errorf("%w: %s; remove or rename it", err, c.Text)
+		}
+	}
+	return err
 }
 
 // admit waits until the subnet is in date, then until the key is nobody

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/attach"
+	"github.com/tenure-cni/tenure/daemon/dataplane"
 	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/ipam"
 )
@@ -117,6 +118,21 @@ func TestRepeatedAddUndoesNothing(t *testing.T) {
 	if got := r.ledger.List(); len(got) != 1 || r.interfaces.count() != 1 {
 		t.Errorf("on record %v with %d interfaces, want the first ADD's", got, r.interfaces.count())
 	}
+}
+
+// TestAddSaysWhatTheBridgeIs: "no such bridge" alone sends people looking.
+func TestAddSaysWhatTheBridgeIs(t *testing.T) {
+	r := newRig(t, held(t, "10.5.34.0/24", 7))
+	r.interfaces.added = func() error { return fmt.Errorf("add: %w: tenure0", attach.ErrNoBridge) }
+	resp := r.Add(t.Context(), request("c1", ""))
+	wantCode(t, resp, api.CodeTryAgain)
+	r.plane.report.Conflicts = []dataplane.Conflict{{What: "addr", Text: "an address"}, {What: dataplane.ConflictBridge, Text: "tenure0 is a veth"}}
+	resp = r.Add(t.Context(), request("c1", ""))
+	wantCode(t, resp, api.CodeTryAgain)
+	if !strings.Contains(resp.Error.Msg, "tenure0 is a veth; remove") || strings.Contains(resp.Error.Msg, "an address") {
+		t.Errorf("it says %q", resp.Error.Msg)
+	}
+	wantNothing(t, r)
 }
 
 // TestRepeatedAddIsAnswered even if the subnet is lost meanwhile: the pod has

@@ -182,18 +182,22 @@ func planeProblems(r dataplane.Report) []api.Problem {
 			"see the log; this is tried again every few seconds"))
 	}
 	var foreign []string
+	severity := api.SeverityWarning
 	for _, c := range r.Conflicts {
 		switch {
 		case c.Peer.IsValid(): // told with the peer
 		case c.What == "parent":
 			all = append(all, problem("underlay-missing", api.SeverityError, c.Text+"; no packet reaches another node",
 				"bring the interface back, or name another with --iface; the overlay is rebuilt by itself"))
+		case c.What == dataplane.ConflictBridge, c.What == dataplane.ConflictOverlay:
+			severity = api.SeverityError
+			fallthrough
 		default:
 			foreign = append(foreign, c.Text)
 		}
 	}
 	if len(foreign) > 0 {
-		all = append(all, problem("foreign", api.SeverityWarning, strings.Join(foreign, "; "),
+		all = append(all, problem("foreign", severity, strings.Join(foreign, "; "),
 			"remove what clashes, or move it; Tenure leaves it alone"))
 	}
 	return all

@@ -146,6 +146,14 @@ func TestStatusOfPlaneAndStore(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
+	// A device of that name keeps all pods, or all peers, from working.
+	for _, what := range []string{dataplane.ConflictBridge, dataplane.ConflictOverlay} {
+		r.plane.report = dataplane.Report{Conflicts: []dataplane.Conflict{{What: what, Text: "it is a veth"}, {Text: "route x"}}}
+		last := r.Status().Problems[1]
+		if last.Code != "foreign" || last.Severity != api.SeverityError || last.Text != "it is a veth; route x" {
+			t.Errorf("%s: %+v", what, last)
+		}
+	}
 }
 
 // TestProblemsKeepTheirSince as long as they stand, and no longer.

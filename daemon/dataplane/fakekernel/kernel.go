@@ -276,6 +276,7 @@ func (k *Kernel) delLink(name string) {
 	k.dropNeighs(name)
 	maps.DeleteFunc(k.state.Addrs, func(a dataplane.Addr, _ struct{}) bool { return a.Link == name })
 	maps.DeleteFunc(k.state.FDB, func(f dataplane.FDB, _ struct{}) bool { return f.Link == name })
+	delete(k.state.Sysctls, "net/ipv4/conf/"+name+"/forwarding")
 	for other, l := range k.state.Links {
 		if l.Kind == dataplane.KindVxlan && l.Tunnel.Parent == name {
 			k.delLink(other)
