@@ -26,8 +26,8 @@ const (
 
 // Dial makes an etcd client, which the caller closes. Connections are made as
 // they are needed: only bad certificates or, with a password, an etcd that is
-// away make it fail.
-func Dial(e conf.Etcd) (*clientv3.Client, error) {
+// away make it fail. opts come on top of what Dial sets.
+func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
 	password, err := e.Password()
 	if err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func Dial(e conf.Etcd) (*clientv3.Client, error) {
 		Endpoints: e.Endpoints, DialTimeout: dialTimeout,
 		DialKeepAliveTime: keepaliveEvery, DialKeepAliveTimeout: keepaliveTimeout, PermitWithoutStream: true,
 		Username: e.Username, Password: password,
-		DialOptions: []grpc.DialOption{reconnect()},
+		DialOptions: append([]grpc.DialOption{reconnect()}, opts...),
 		Logger:      zap.NewNop(), // its warnings repeat without bound; ours do not
 	}
 	if e.CAFile != "" || e.CertFile != "" {

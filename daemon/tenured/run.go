@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/attach"
@@ -89,6 +90,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{cfg: cfg, log: log, plane: newLateLoop()}
+	etcd := &connections{}
 	if d.memory, err = lease.OpenMemory(cfg.StateDir, productUUID()); err != nil {
 		return nil, err
 	}
@@ -100,11 +102,12 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	}
 	d.endpoints = newEndpoints(cfg.Etcd)
 	d.engine = lease.NewEngine(lease.Config{
-		Dial: func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd) }, Endpoints: cfg.Etcd.Endpoints, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
+		Dial:      func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd, grpc.WithContextDialer(etcd.dial)) },
+		Endpoints: cfg.Etcd.Endpoints, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
 		Boot: boot, Memory: d.memory, Clock: fence.BootTime, Clocks: clocks, Flannel: flannelUp, Running: uidRuns,
 		Ready: d.underlay.Ready, Local: d.underlay.local, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Log: log,
 	})
-	d.underlay.onChange = d.engine.Touch
+	d.underlay.onChange, d.underlay.onLook = d.engine.Touch, etcd.closeFrom
 	attacher := attach.New(cfg.Name, netns.None(), log)
 	ledger, err := openLedger(cfg, boot, attacher, log)
 	if err != nil {

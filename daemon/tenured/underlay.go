@@ -30,6 +30,9 @@ type underlay struct {
 
 	// onChange is told after another underlay was found; nil is nobody.
 	onChange func()
+	// onLook is told, before that, of all addresses of this machine at each
+	// look, and says how many connections it gave up; nil is nobody.
+	onLook func(present []netip.Addr) int
 
 	mu    sync.Mutex
 	found node.Underlay
@@ -87,8 +90,30 @@ func (u *underlay) Run(ctx context.Context) error {
 
 func (u *underlay) look(ctx context.Context) {
 	found, err := u.detect(ctx)
+	u.tellAddresses()
 	if u.note(found, err) && u.onChange != nil {
 		u.onChange()
+	}
+}
+
+// tellAddresses lists all addresses of this machine for onLook.
+func (u *underlay) tellAddresses() {
+	if u.onLook == nil {
+		return
+	}
+	list, err := whole(func() ([]netlink.Addr, error) { return u.handle.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		u.log.Warn("addresses not listed", "error", err)
+		return
+	}
+	var present []netip.Addr
+	for _, a := range list {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			present = append(present, ip.Unmap())
+		}
+	}
+	if n := u.onLook(present); n > 0 {
+		u.log.Info("connections from an address that is gone are closed", "count", n)
 	}
 }
 

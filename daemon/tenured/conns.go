@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+)
+
+// connections are those to etcd. A connection from an address that this
+// machine has lost is dead, but the kernel goes on sending from it to where no
+// answer comes back from, and gRPC takes 15 s to notice. The record with the
+// new address must not wait for that.
+type connections struct {
+	mu   sync.Mutex
+	open []*net.TCPConn
+}
+
+// dial is a gRPC dialer. It returns the plain connection: gRPC sets the user
+// timeout of no other kind.
+func (c *connections) dial(ctx context.Context, addr string) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.open = append(slices.DeleteFunc(c.open, closed), tcp)
+	}
+	return conn, nil
+}
+
+// closed says whether gRPC has closed a connection meanwhile.
+func closed(conn *net.TCPConn) bool {
+	raw, err := conn.SyscallConn()
+	return err != nil || raw.Control(func(uintptr) {}) != nil
+}
+
+// closeFrom closes the connections from addresses that are not among those of
+// this machine, and says how many. gRPC then makes new ones.
+func (c *connections) closeFrom(present []netip.Addr) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := len(c.open)
+	c.open = slices.DeleteFunc(c.open, func(conn *net.TCPConn) bool {
+		local, err := netip.ParseAddrPort(conn.LocalAddr().String())
+		lost := err == nil && !local.Addr().IsLoopback() && !slices.Contains(present, local.Addr().Unmap().WithZone(""))
+		if lost {
+			_ = conn.Close()
+		}
+		return lost
+	})
+	return before - len(c.open)
+}
