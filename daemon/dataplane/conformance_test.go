@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/dataplane/fakekernel"
 )
 
 // The suite that the fake and the real kernel pass alike.
@@ -50,6 +51,7 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 		"ParentMissing":            parentMissing,
 		"L2ChainsAreLists":         chainsAreLists,
 		"PortsComeBack":            portsComeBack,
+		"I2FlagsComeBack":          flagsComeBack,
 		"MissingLinkIsAnError":     missingLink,
 		"WatchSignalsAndCloses":    watchSignals,
 		"A10FirstSubnetOfAll":      firstSubnet,
@@ -518,10 +520,63 @@ func portsComeBack(t *testing.T, m *machine) {
 			m.change(t, change)
 		}
 		m.converge(t, want)
-		if l := m.read(t).Links["port0"]; l.Master != bridge || !l.Up {
+		if l := m.read(t).Links["port0"]; l.Master != bridge || !l.Up || l.Port != (dataplane.Port{Hairpin: true}) {
 			t.Errorf("after %v: port is %+v", change, l)
 		}
 	}
+	before := m.read(t)
+	for line, edit := range map[string]func(*dataplane.Link){
+		"hairpin off": func(l *dataplane.Link) { l.Port.Hairpin = false },
+		"isolated on": func(l *dataplane.Link) { l.Port.Isolated = true },
+	} {
+		m.spoil(t, "port0", "ip link set dev port0 type bridge_slave "+line, edit)
+		if ops := m.converge(t, want); len(ops) != 1 {
+			t.Errorf("%s: want one change, wrote\n%s", line, text(ops))
+		}
+		sameState(t, before, m.read(t))
+	}
+}
+
+// flagsComeBack: what somebody else sets on our devices, beside MAC and MTU.
+func flagsComeBack(t *testing.T, m *machine) {
+	want := node34(peer(35), peer(36))
+	m.converge(t, want)
+	before := m.read(t)
+	for _, link := range []string{bridge, overlay} {
+		for line, edit := range map[string]func(*dataplane.Link){
+			"arp off":    func(l *dataplane.Link) { l.NoARP = true },
+			"promisc on": func(l *dataplane.Link) { l.Promisc = true },
+		} {
+			m.spoil(t, link, "ip link set "+link+" "+line, edit)
+			m.converge(t, want)
+			sameState(t, before, m.read(t))
+		}
+	}
+	for line, edit := range map[string]func(*dataplane.Link){
+		"ttl 1":    func(l *dataplane.Link) { l.Tunnel.Odd = "ttl 1" },
+		"tos 4":    func(l *dataplane.Link) { l.Tunnel.Odd = "tos 4" },
+		"learning": func(l *dataplane.Link) { l.Tunnel.Learning = true },
+	} {
+		m.spoil(t, overlay, "ip link set "+overlay+" type vxlan "+line, edit)
+		if ops := m.converge(t, want); len(ops) == 0 {
+			t.Errorf("nothing was done about %s", line)
+		}
+		sameState(t, before, m.read(t))
+	}
+}
+
+// spoil changes a link in a way that we never do: by the line on a real kernel.
+func (m *machine) spoil(t *testing.T, link, line string, edit func(*dataplane.Link)) {
+	t.Helper()
+	if m.ns != nil {
+		m.sh(t, "%s", line)
+		return
+	}
+	m.kernel.(*fakekernel.Kernel).Edit(func(s *dataplane.State) {
+		l := s.Links[link]
+		edit(&l)
+		s.Links[link] = l
+	})
 }
 
 func missingLink(t *testing.T, m *machine) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -35,12 +36,15 @@ type Linux struct {
 	ns     namespace
 	handle *netlink.Handle
 	tables *iptables
+	// bridges is a socket of its own: the handle cannot list the settings of
+	// all ports at once.
+	bridges *nl.SocketHandle
 	// indexes are the links as last read; a name that is not there is asked
 	// of the kernel.
 	indexes map[string]int
 }
 
-// OpenLinux opens a netlink socket. The caller closes the Linux.
+// OpenLinux opens netlink sockets. The caller closes the Linux.
 func OpenLinux(opts LinuxOptions) (*Linux, error) {
 	ns := netns.None()
 	if opts.NetNS != 0 {
@@ -50,17 +54,26 @@ func OpenLinux(opts LinuxOptions) (*Linux, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
+	socket, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		handle.Close()
+		return nil, fmt.Errorf("open netlink socket for bridge ports: %w", err)
+	}
 	thread := namespace{opts.NetNS}
 	return &Linux{
-		opts:   opts,
-		ns:     thread,
-		handle: handle,
-		tables: newIPTables(opts.Name, opts.IPTables, thread),
+		opts:    opts,
+		ns:      thread,
+		handle:  handle,
+		tables:  newIPTables(opts.Name, opts.IPTables, thread),
+		bridges: &nl.SocketHandle{Socket: socket},
 	}, nil
 }
 
-// Close closes the netlink socket. What was written stays.
-func (k *Linux) Close() { k.handle.Close() }
+// Close closes the netlink sockets. What was written stays.
+func (k *Linux) Close() {
+	k.handle.Close()
+	k.bridges.Close()
+}
 
 // Read implements Kernel.
 func (k *Linux) Read(ctx context.Context, rules bool) (State, error) {
@@ -133,17 +146,45 @@ func (k *Linux) readLinks(s *State) (map[int]string, error) {
 	for _, l := range links {
 		s.Links[l.Attrs().Name] = linkOf(l, names)
 	}
-	return names, nil
+	return names, k.readPorts(s, names)
+}
+
+// readPorts reads how links are plugged into bridges, which the list of links
+// does not say.
+func (k *Linux) readPorts(s *State, names map[int]string) error {
+	ports, err := dump("bridge ports", func() ([][]byte, error) {
+		req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: k.bridges}
+		req.AddData(nl.NewIfInfomsg(unix.AF_BRIDGE))
+		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	})
+	if err != nil {
+		return err
+	}
+	for _, m := range ports {
+		l, err := netlink.LinkDeserialize(&unix.NlMsghdr{Type: unix.RTM_NEWLINK}, m)
+		if err != nil {
+			return fmt.Errorf("decode a bridge port: %w", err)
+		}
+		info, name := l.Attrs().Protinfo, names[l.Attrs().Index]
+		if link, ok := s.Links[name]; ok && info != nil && link.Master != "" {
+			link.Port = Port{Hairpin: info.Hairpin, Isolated: info.Isolated}
+			s.Links[name] = link
+		}
+	}
+	return nil
 }
 
 func linkOf(l netlink.Link, names map[int]string) Link {
 	a := l.Attrs()
 	out := Link{
-		Index:  a.Index,
-		Kind:   l.Type(),
-		MTU:    a.MTU,
-		Up:     a.Flags&net.FlagUp != 0,
-		Master: names[a.MasterIndex],
+		Index:   a.Index,
+		Kind:    l.Type(),
+		MTU:     a.MTU,
+		Up:      a.Flags&net.FlagUp != 0,
+		Master:  names[a.MasterIndex],
+		NoARP:   a.RawFlags&unix.IFF_NOARP != 0,
+		Promisc: a.RawFlags&unix.IFF_PROMISC != 0,
 	}
 	copy(out.MAC[:], a.HardwareAddr)
 	if v, ok := l.(*netlink.Vxlan); ok {
@@ -164,6 +205,9 @@ func oddVxlan(v *netlink.Vxlan) string {
 		}
 	}
 	note(addrOf(v.Group).IsValid(), "group "+v.Group.String())
+	note(v.TTL != 0, fmt.Sprintf("ttl %d", v.TTL))
+	note(v.TOS != 0, fmt.Sprintf("tos %d", v.TOS))
+	note(v.Limit != 0, fmt.Sprintf("maxaddr %d", v.Limit))
 	note(v.Proxy, "proxy")
 	note(v.RSC, "rsc")
 	note(v.L2miss, "l2miss")

@@ -14,7 +14,7 @@ import (
 // Apply implements Kernel.
 func (k *Linux) Apply(ctx context.Context, op Op) error {
 	switch c := op.Change.(type) {
-	case AddBridge, AddVxlan, DelLink, SetMAC, SetMTU, SetUp, SetDown, SetPort:
+	case AddBridge, AddVxlan, DelLink, SetMAC, SetMTU, SetUp, SetDown, SetPort, SetFlags:
 		return k.applyLink(op.Change)
 	case AttachFence:
 		index, err := k.index(c.Link)
@@ -45,6 +45,10 @@ func (k *Linux) applyLink(change Change) error {
 		return k.delLink(c.Link)
 	case SetPort:
 		return k.setPort(c)
+	case SetFlags:
+		return k.onLink(c.Link, func(l netlink.Link) error {
+			return errors.Join(k.handle.LinkSetARPOn(l), k.handle.SetPromiscOff(l))
+		})
 	case SetMAC:
 		return k.onLink(c.Link, func(l netlink.Link) error {
 			return k.handle.LinkSetHardwareAddr(l, net.HardwareAddr(c.MAC[:]))
@@ -155,6 +159,9 @@ func (k *Linux) setPort(c SetPort) error {
 		}
 		if err := k.handle.LinkSetHairpin(l, true); err != nil {
 			return fmt.Errorf("set hairpin mode: %w", err)
+		}
+		if err := k.handle.LinkSetIsolated(l, false); err != nil {
+			return fmt.Errorf("end isolation: %w", err)
 		}
 		return k.handle.LinkSetUp(l)
 	})

@@ -85,7 +85,12 @@ type SetUp struct{ Link string }
 // SetDown takes a link down. The kernel then drops its routes and neighbours.
 type SetDown struct{ Link string }
 
-// SetPort makes a link a port of the bridge, in hairpin mode and up.
+// SetFlags turns ARP on and promiscuous mode off. When ARP was off the kernel
+// then forgets the link's neighbours, permanent ones too.
+type SetFlags struct{ Link string }
+
+// SetPort makes a link a port of the bridge, in hairpin mode, not isolated,
+// and up.
 type SetPort struct{ Link, Bridge string }
 
 // AttachFence attaches the fence to both directions of a link.
@@ -149,6 +154,7 @@ func (c SetMAC) String() string      { return fmt.Sprintf("link set %s mac %s", 
 func (c SetMTU) String() string      { return fmt.Sprintf("link set %s mtu %d", c.Link, c.MTU) }
 func (c SetUp) String() string       { return fmt.Sprintf("link set %s up", c.Link) }
 func (c SetDown) String() string     { return fmt.Sprintf("link set %s down", c.Link) }
+func (c SetFlags) String() string    { return fmt.Sprintf("link set %s arp on promisc off", c.Link) }
 func (c SetPort) String() string     { return fmt.Sprintf("port set %s on %s", c.Link, c.Bridge) }
 func (c AttachFence) String() string { return "fence attach " + c.Link }
 func (c AddAddr) String() string     { return "addr add " + c.Addr.String() }

@@ -35,8 +35,8 @@ func (p *planner) bridge() {
 	p.delAddrs(scopeBridge, name, old)
 }
 
-// repairLink sets MAC and MTU of an existing link. Failing to is not a reason
-// to leave out what stands on it.
+// repairLink sets MAC, MTU and flags of an existing link. Failing to is not a
+// reason to leave out what stands on it.
 func (p *planner) repairLink(scope, name string, have Link, mac MAC, mtu int) {
 	if have.MAC != mac {
 		p.add(scope+"/mac", SetMAC{name, mac})
@@ -44,12 +44,15 @@ func (p *planner) repairLink(scope, name string, have Link, mac MAC, mtu int) {
 	if mtu != 0 && have.MTU != mtu {
 		p.add(scope+"/mtu", SetMTU{name, mtu})
 	}
+	if have.NoARP || have.Promisc {
+		p.add(scope+"/flags", SetFlags{name})
+	}
 }
 
 func (p *planner) ports(bridge string) {
 	for _, port := range p.want.Bridge.Ports {
 		link, exists := p.have.Links[port]
-		if exists && (link.Master != bridge || !link.Up) {
+		if exists && (link.Master != bridge || !link.Up || link.Port != Port{Hairpin: true}) {
 			p.add(scopeBridge+"/port/"+port, SetPort{port, bridge})
 		}
 	}

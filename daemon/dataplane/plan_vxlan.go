@@ -75,7 +75,7 @@ func (p *planner) vxlanDevice(name string, link Link, exists, parent bool) overl
 	}
 	if !dev.fresh {
 		p.repairLink(scopeVxlan, name, link, want.MAC, want.MTU)
-		dev.noNeighs = link.MAC != want.MAC
+		dev.noNeighs = link.MAC != want.MAC || link.NoARP
 	}
 	if !link.Up {
 		p.add(scopeVxlan, SetUp{name})

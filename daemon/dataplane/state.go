@@ -53,9 +53,18 @@ type Link struct {
 	Up bool
 	// Master is the name of the bridge the link is a port of.
 	Master string
+	// Port is how the link is plugged in, the zero value without a Master.
+	Port Port
+	// NoARP and Promisc are flags that we never set: without ARP no pod is
+	// found, and a promiscuous device costs each packet a copy.
+	NoARP, Promisc bool
 	// Tunnel is set for vxlan devices.
 	Tunnel Tunnel
 }
+
+// Port is what we set of a bridge's port. Hairpin lets a pod reach itself by a
+// service; ports that are isolated do not reach one another.
+type Port struct{ Hairpin, Isolated bool }
 
 // Tunnel is the part of a vxlan device that cannot be changed once it exists.
 type Tunnel struct {

@@ -218,11 +218,20 @@ func (k *Kernel) applyLink(change dataplane.Change) error {
 			k.dropNeighs(c.Link)
 			k.dropRoutes(c.Link)
 		})
+	case dataplane.SetFlags:
+		return k.changeLink(c.Link, func(l *dataplane.Link) {
+			if l.NoARP {
+				k.dropNeighs(c.Link)
+			}
+			l.NoARP, l.Promisc = false, false
+		})
 	case dataplane.SetPort:
 		if _, err := k.link(c.Bridge); err != nil {
 			return err
 		}
-		return k.changeLink(c.Link, func(l *dataplane.Link) { l.Master, l.Up = c.Bridge, true })
+		return k.changeLink(c.Link, func(l *dataplane.Link) { 
+			l.Master, l.Up, l.Port = c.Bridge, true, dataplane.Port{Hairpin: true}
+		})
 	}
 	return fmt.Errorf("unknown change: %s", change)
 }
@@ -281,7 +290,7 @@ func (k *Kernel) delLink(name string) {
 		if l.Kind == dataplane.KindVxlan && l.Tunnel.Parent == name {
 			k.delLink(other)
 		} else if l.Master == name {
-			l.Master = ""
+			l.Master, l.Port = "", dataplane.Port{}
 			k.state.Links[other] = l
 		}
 	}
