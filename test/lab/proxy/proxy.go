@@ -37,13 +37,19 @@ func New(target string) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("proxy to %s: %w", target, err)
 	}
-	p := &Proxy{target: target, listen: ln, change: make(chan struct{}), conns: make(map[net.Conn]struct{})}
-	p.work.Go(p.accept)
-	return p, nil
+	return On(ln, target), nil
 }
 
-// Addr is where the proxy listens, as "127.0.0.1:port". It stays the same for
-// the proxy's life.
+// On forwards what a listener accepts, which may be one of another network
+// namespace. The proxy closes it.
+func On(ln net.Listener, target string) *Proxy {
+	p := &Proxy{target: target, listen: ln, change: make(chan struct{}), conns: make(map[net.Conn]struct{})}
+	p.work.Go(p.accept)
+	return p
+}
+
+// Addr is where the proxy listens, as "host:port". It stays the same for the
+// proxy's life.
 func (p *Proxy) Addr() string { return p.listen.Addr().String() }
 
 // Cut resets every connection and each new one at once: the server has crashed.
