@@ -7,6 +7,9 @@
 //	  |         |         |
 //	etcd      n1        n2 ...             192.0.2.2, .11, .12, ...
 //
+// The etcd may have several members, each on a host of its own from 192.0.2.2
+// up.
+//
 // It owns every namespace named tl<id>-*, the processes it started and one
 // directory of files; nothing else of the machine is touched, no link, address
 // or rule is ever made in the namespace of the caller. It promises that Close

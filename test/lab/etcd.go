@@ -8,73 +8,156 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 )
 
-// Etcd is a one-member store on a host of its own on the LAN, 192.0.2.2.
+// Etcd is one member of the store, on a host of its own on the LAN. Of a store
+// with one member it is all there is.
 type Etcd struct {
 	*NS
-	// Addr is the host's address on the LAN.
+	// Addr is the host's address on the LAN: 192.0.2.2 and up.
 	Addr netip.Addr
 
-	dir  string
-	life int // token of the cluster: each makes another cluster ID
-	proc *Process
+	host    string // also the member's name
+	dir     string
+	cluster string // all members, as etcd wants them listed
+	life    int    // token of the cluster: each makes another cluster ID
+	proc    *Process
 }
+
+// EtcdCluster is a store of several members.
+type EtcdCluster struct {
+	// Members are in the order of their addresses.
+	Members []*Etcd
+
+	lab *Lab
+}
+
+// mostMembers is where the addresses of nodes begin.
+const mostMembers = firstHost - 2
 
 // StartEtcd adds a host to the LAN with an etcd in it and makes it the store
 // of nodes that are started later. The server does not sync its disk: it is
 // as durable as the machine's memory.
 func (l *Lab) StartEtcd(ctx context.Context) (*Etcd, error) {
-	ns, err := l.addNS(ctx, "etcd")
+	c, err := l.StartEtcdCluster(ctx, 1)
 	if err != nil {
 		return nil, err
 	}
-	e := &Etcd{NS: ns, Addr: netip.AddrFrom4([4]byte{192, 0, 2, 2}), dir: filepath.Join(l.rec.Dir, "etcd")}
+	return c.Members[0], nil
+}
+
+// StartEtcdCluster adds n hosts to the LAN, 9 at most, with an etcd in each,
+// which together are the store of nodes that are started later: those get all
+// URLs. Lab.Etcd is the first member. It is done once in a lab.
+func (l *Lab) StartEtcdCluster(ctx context.Context, n int) (*EtcdCluster, error) {
+	if n < 1 || n > mostMembers || l.Etcd != nil {
+		return nil, fmt.Errorf("start an etcd of %d members: want 1 to %d, once in a lab", n, mostMembers)
+	}
+	c := &EtcdCluster{lab: l}
+	var all []string
+	for i := range n {
+		e, err := l.addEtcd(ctx, i)
+		if err != nil {
+			return nil, fmt.Errorf("add etcd member %d: %w", i+1, err)
+		}
+		c.Members = append(c.Members, e)
+		all = append(all, e.host+"="+e.peerURL())
+	}
+	for _, e := range c.Members {
+		e.cluster = strings.Join(all, ",")
+		if err := e.Launch(); err != nil {
+			return nil, err
+		}
+	}
+	for _, e := range c.Members {
+		if err := e.await(ctx); err != nil {
+			return nil, err
+		}
+	}
+	l.Etcd, l.members = c.Members[0], c.Members
+	l.SetEndpoints(c.URLs()...)
+	l.logf("etcd is up: %s", strings.Join(c.URLs(), ", "))
+	return c, nil
+}
+
+// addEtcd makes the host of one member.
+func (l *Lab) addEtcd(ctx context.Context, i int) (*Etcd, error) {
+	host := "etcd"
+	if i > 0 {
+		host = fmt.Sprintf("etcd%d", i+1)
+	}
+	ns, err := l.addNS(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	e := &Etcd{NS: ns, Addr: netip.AddrFrom4([4]byte{192, 0, 2, byte(2 + i)}), host: host, dir: filepath.Join(l.rec.Dir, host)}
 	if err := os.MkdirAll(e.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make etcd directory: %w", err)
 	}
 	if err := l.LAN.ip(ctx,
-		"link add to-etcd type veth peer name eth0 netns "+ns.name,
-		"link set to-etcd master lan0 up",
+		"link add to-"+host+" type veth peer name eth0 netns "+ns.name,
+		"link set to-"+host+" master lan0 up",
 	); err != nil {
 		return nil, err
 	}
-	if err := ns.ip(ctx, fmt.Sprintf("addr add %s/24 dev eth0", e.Addr), "link set eth0 up", "route add default via 192.0.2.1"); err != nil {
-		return nil, err
-	}
-	if err := e.Start(ctx); err != nil {
-		return nil, err
-	}
-	l.Etcd = e
-	l.SetEndpoints(e.URL())
-	l.logf("etcd is up: %s", e.URL())
-	return e, nil
+	return e, ns.ip(ctx, fmt.Sprintf("addr add %s/24 dev eth0", e.Addr), "link set eth0 up", "route add default via 192.0.2.1")
 }
+
+// URLs are the client endpoints of all members.
+func (c *EtcdCluster) URLs() []string {
+	urls := make([]string, len(c.Members))
+	for i, e := range c.Members {
+		urls[i] = e.URL()
+	}
+	return urls
+}
+
+// Client returns a client of all members that dials from the router. The
+// caller closes it.
+func (c *EtcdCluster) Client() (*clientv3.Client, error) { return c.lab.LAN.EtcdClient(c.URLs()...) }
+
+// EtcdMembers are all members of the store that the lab has started, or none.
+func (l *Lab) EtcdMembers() []*Etcd { return l.members }
 
 // URL is the client endpoint.
 func (e *Etcd) URL() string { return "http://" + net.JoinHostPort(e.Addr.String(), "2379") }
 
-// Start starts the server on the data it has and waits until it answers.
+func (e *Etcd) peerURL() string { return "http://" + net.JoinHostPort(e.Addr.String(), "2380") }
+
+// Start starts the server on the data it has and waits until it answers, for
+// which enough of the other members must run.
 func (e *Etcd) Start(ctx context.Context) error {
+	if err := e.Launch(); err != nil {
+		return err
+	}
+	return e.await(ctx)
+}
+
+// Launch starts the server on the data it has and waits for nothing.
+func (e *Etcd) Launch() error {
 	etcdd, err := e.lab.tool("tools", "etcdd")
 	if err != nil {
 		return err
 	}
-	e.proc, err = e.lab.spawn(e.name, e.LogFile(), etcdd,
-		"-data-dir", e.dataDir(), "-listen", e.URL(), "-token", strconv.Itoa(e.life))
-	if err != nil {
-		return err
-	}
+	e.proc, err = e.lab.spawn(e.name, e.LogFile(), etcdd, "-name", e.host, "-data-dir", e.dataDir(),
+		"-listen", e.URL(), "-listen-peer", e.peerURL(), "-initial-cluster", e.cluster, "-token", strconv.Itoa(e.life))
+	return err
+}
+
+// await waits until this member answers a read of the store, which a majority
+// has to agree on.
+func (e *Etcd) await(ctx context.Context) error {
 	c, err := e.Client()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.Close() }()
-	return Eventually(ctx, "etcd answers", func() error {
+	return Eventually(ctx, e.host+" answers", func() error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		_, err := c.Get(ctx, "any")
@@ -91,9 +174,25 @@ func (e *Etcd) Stop(ctx context.Context) error { return e.proc.Stop(ctx) }
 // Kill ends the server with SIGKILL.
 func (e *Etcd) Kill() { e.proc.Kill() }
 
+// Signal sends sig to the server: SIGSTOP hangs it, SIGCONT lets it go on.
+func (e *Etcd) Signal(sig os.Signal) error { return e.proc.Signal(sig) }
+
+// alone refuses what a member cannot survive that has others: going back
+// behind what it has promised them.
+func (e *Etcd) alone(what string) error {
+	if len(e.lab.members) > 1 {
+		return fmt.Errorf("%s %s: it is one of %d members, who would not have it back", what, e.host, len(e.lab.members))
+	}
+	return nil
+}
+
 // Wipe kills the server, throws its data away and starts an empty one. With
-// newCluster its cluster ID is another one, else the same as before.
+// newCluster its cluster ID is another one, else the same as before. It is for
+// a store of one member.
 func (e *Etcd) Wipe(ctx context.Context, newCluster bool) error {
+	if err := e.alone("wipe"); err != nil {
+		return err
+	}
 	e.Kill()
 	if err := os.RemoveAll(e.dataDir()); err != nil {
 		return fmt.Errorf("wipe etcd: %w", err)
@@ -121,8 +220,11 @@ func (e *Etcd) Backup(ctx context.Context) (string, error) {
 }
 
 // Restore kills the server, puts a Backup in place of its data and starts it:
-// the same cluster ID at an earlier revision.
+// the same cluster ID at an earlier revision. It is for a store of one member.
 func (e *Etcd) Restore(ctx context.Context, backup string) error {
+	if err := e.alone("restore"); err != nil {
+		return err
+	}
 	e.Kill()
 	if err := os.RemoveAll(e.dataDir()); err != nil {
 		return fmt.Errorf("restore etcd: %w", err)
@@ -138,7 +240,7 @@ func (e *Etcd) LogFile() string { return filepath.Join(e.dir, "etcd.log") }
 
 func (e *Etcd) dataDir() string { return filepath.Join(e.dir, "data") }
 
-// Client returns a client of the store that dials inside its own host. The
+// Client returns a client of this member that dials inside its own host. The
 // caller closes it.
 func (e *Etcd) Client() (*clientv3.Client, error) { return e.EtcdClient(e.URL()) }
 

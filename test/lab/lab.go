@@ -40,13 +40,14 @@ type Lab struct {
 	LAN *NS
 	// Outside is a host beyond the router, without a route to any pod.
 	Outside *NS
-	// Etcd is the store that StartEtcd started, or nil.
+	// Etcd is the store that StartEtcd started, or its first member; nil before.
 	Etcd *Etcd
 
-	id     string
-	opts   Options
-	rec    record
-	launch *launcher
+	members []*Etcd
+	id      string
+	opts    Options
+	rec     record
+	launch  *launcher
 
 	mu        sync.Mutex
 	closed    bool

@@ -59,7 +59,7 @@ func readSysctl(t *testing.T, n *Node, key string) string {
 func TestAddNodeRefusesNames(t *testing.T) {
 	l, ctx := newLab(t, Options{})
 	addNode(ctx, t, l, "n1")
-	for _, name := range []string{"", "lan", "out", "etcd", "p-x", "n1", "thirteen-long", "a.b", "N2"} {
+	for _, name := range []string{"", "lan", "out", "etcd", "etcd2", "p-x", "n1", "thirteen-long", "a.b", "N2"} {
 		if _, err := l.AddNode(ctx, name); err == nil {
 			t.Errorf("AddNode(%q) was accepted", name)
 		}

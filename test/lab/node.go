@@ -61,7 +61,7 @@ func (l *Lab) AddNode(ctx context.Context, name string) (*Node, error) {
 }
 
 func validHost(name string) bool {
-	if name == "" || len(name) > 12 || slices.Contains([]string{"lan", "out", "etcd"}, name) || strings.HasPrefix(name, "p-") {
+	if name == "" || len(name) > 12 || slices.Contains([]string{"lan", "out"}, name) || strings.HasPrefix(name, "etcd") || strings.HasPrefix(name, "p-") {
 		return false
 	}
 	return strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""

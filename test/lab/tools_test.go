@@ -2,12 +2,16 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sys/unix"
 )
 
 // newToolLab makes a lab that can run the helpers built by "make tools".
@@ -57,6 +61,82 @@ func TestEtcd(t *testing.T) {
 	if err := e.Stop(ctx); err != nil {
 		t.Errorf("stop: %v", err)
 	}
+}
+
+// TestEtcdClusterKeepsItsQuorum: of three members one may die and come back,
+// and one may hang and go on; with two away nothing can be written.
+func TestEtcdClusterKeepsItsQuorum(t *testing.T) {
+	l, ctx := newToolLab(t)
+	e, err := l.StartEtcdCluster(ctx, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := addNode(ctx, t, l, "n1")
+	if flags := strings.Join(n.flags(nil), " "); !strings.Contains(flags, "--etcd-endpoints="+strings.Join(e.URLs(), ",")) {
+		t.Errorf("a node gets %s", flags)
+	}
+	c, err := n.EtcdClient(e.URLs()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	write := func(what string) {
+		t.Helper()
+		if err := Eventually(ctx, "a write with "+what, func() error { return putOnce(ctx, c) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("all members")
+	killed, hung := e.Members[0], e.Members[1]
+	killed.Kill()
+	write("one member dead")
+	if err := killed.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := hung.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	write("one member hung")
+	killed.Kill()
+	short, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if err := Eventually(short, "a write without a majority", func() error { return putOnce(short, c) }); err == nil {
+		t.Error("one member of three took a write")
+	}
+	if err := hung.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	write("the hung member back")
+	if err := killed.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	checkMembers(ctx, t, e)
+	if err := errors.Join(e.Members[0].Wipe(ctx, false), e.Members[1].Restore(ctx, t.TempDir())); err == nil || strings.Count(err.Error(), "of 3 members") != 2 {
+		t.Errorf("wiping and restoring one member of three: %v", err)
+	}
+	if err := e.Members[2].Stop(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// checkMembers makes sure that every member stands in one cluster and has all
+// that was written.
+func checkMembers(ctx context.Context, t *testing.T, e *EtcdCluster) {
+	t.Helper()
+	cluster, revision := headerOf(ctx, t, e.Members[0])
+	for _, m := range e.Members[1:] {
+		if c, r := headerOf(ctx, t, m); c != cluster || r != revision {
+			t.Errorf("%s: cluster %x revision %d, the first has %x and %d", m.host, c, r, cluster, revision)
+		}
+	}
+}
+
+// putOnce tries one write for a second.
+func putOnce(ctx context.Context, c *clientv3.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := c.Put(ctx, "quorum", "x")
+	return err
 }
 
 func put(ctx context.Context, t *testing.T, from *NS, e *Etcd, key string) {

@@ -12,30 +12,46 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// member is what tells one member of a cluster from another.
+type member struct {
+	name, dir, client, peer string
+	// cluster lists all members as name=peer URL; token makes its ID.
+	cluster, token string
+}
+
 func main() {
-	dir := flag.String("data-dir", "", "directory of the data")
-	listen := flag.String("listen", "http://127.0.0.1:2379", "client URL")
-	token := flag.String("token", "0", "initial cluster token; another one makes another cluster ID")
+	var m member
+	flag.StringVar(&m.name, "name", "lab", "name of the member")
+	flag.StringVar(&m.dir, "data-dir", "", "directory of the data")
+	flag.StringVar(&m.client, "listen", "http://127.0.0.1:2379", "client URL")
+	flag.StringVar(&m.peer, "listen-peer", "http://127.0.0.1:2380", "peer URL")
+	flag.StringVar(&m.cluster, "initial-cluster", "", "all members, as name=peerURL,...; empty is this one alone")
+	flag.StringVar(&m.token, "token", "0", "initial cluster token; another one makes another cluster ID")
 	flag.Parse()
-	if err := serve(*dir, *listen, *token); err != nil {
+	if err := m.serve(); err != nil {
 		fmt.Fprintln(os.Stderr, "etcdd:", err)
 		os.Exit(1)
 	}
 }
 
-func serve(dir, listen, token string) error {
-	client, err := url.Parse(listen)
+func (m member) serve() error {
+	client, err := url.Parse(m.client)
 	if err != nil {
 		return fmt.Errorf("parse -listen: %w", err)
 	}
-	peer := url.URL{Scheme: "http", Host: "127.0.0.1:2380"}
+	peer, err := url.Parse(m.peer)
+	if err != nil {
+		return fmt.Errorf("parse -listen-peer: %w", err)
+	}
 	cfg := embed.NewConfig()
-	cfg.Name = "lab"
-	cfg.Dir = dir
+	cfg.Name = m.name
+	cfg.Dir = m.dir
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	cfg.InitialClusterToken = token
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{*peer}, []url.URL{*peer}
+	if cfg.InitialCluster = m.cluster; m.cluster == "" {
+		cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	}
+	cfg.InitialClusterToken = m.token
 	cfg.UnsafeNoFsync = true
 	cfg.LogLevel = "warn"
 	e, err := embed.StartEtcd(cfg)

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -353,26 +356,46 @@ func TestCommitAbandoned(t *testing.T) {
 
 func TestCutStallRestore(t *testing.T) {
 	b := newBench(t)
-	get := func(d time.Duration) error {
-		// Not a read, which etcd's client repeats.
+	put := func(d time.Duration) error { // not a read, which etcd's client repeats
 		_, err := b.client.Put(within(t, d), "a", "x")
 		return err
 	}
-	if err := get(soon); err != nil {
+	if err := put(soon); err != nil {
 		t.Fatal(err)
 	}
 	b.Cut()
-	if err := get(soon); status.Code(err) != codes.Unavailable {
-		t.Errorf("while cut: %v", err)
+	if err := put(patience); err == nil {
+		t.Error("a call passes while cut")
+	}
+	if err := b.listen(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a new connection while cut: %v, want a reset", err)
 	}
 	b.Restore()
-	eventually(t, "calls pass again", func() bool { return get(time.Second) == nil })
+	eventually(t, "calls pass again", func() bool { return put(time.Second) == nil })
 	b.Stall()
-	wantLoss(t, Silence, get(patience))
+	wantLoss(t, Silence, put(patience))
+	if err := b.listen(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a new connection while stalled: %v, want silence", err)
+	}
 	b.Restore()
-	if err := get(soon); err != nil {
+	if err := put(soon); err != nil {
 		t.Errorf("after the stall: %v", err)
 	}
+}
+
+// listen connects and waits for a first byte, which an HTTP/2 server sends
+// unasked.
+func (b *bench) listen() error {
+	c, err := net.Dial("tcp", strings.TrimPrefix(b.URL(), "http://"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	_, err = c.Read(make([]byte, 1))
+	return err
 }
 
 func TestSwallowEvents(t *testing.T) {
@@ -383,7 +406,7 @@ func TestSwallowEvents(t *testing.T) {
 	}
 	r := b.SwallowEvents(1, EventOf("a"))
 	// The first a is lost, its neighbour in the same response is not.
-	if _, err := b.direct.Txn(within(t, soon)).Then(clientv3.OpPut("a", "1"), clientv3.OpPut("b", "1")).Commit(); err != nil {
+	if _, err := b.direct.Txn(within(t, soon)).Then(clientv3.OpPut("b", "1"), clientv3.OpPut("a", "1")).Commit(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.direct.Put(within(t, soon), "a", "2"); err != nil {

@@ -79,11 +79,10 @@ func showLogs(t testing.TB, l *lab.Lab) {
 			t.Logf("end of the log of %s:\n%s", n.Host, log)
 		}
 	}
-	if l.Etcd == nil {
-		return
-	}
-	if b, err := os.ReadFile(l.Etcd.LogFile()); err == nil && len(b) > 0 {
-		t.Logf("log of etcd:\n%s", b[max(0, len(b)-4000):])
+	for _, e := range l.EtcdMembers() {
+		if b, err := os.ReadFile(e.LogFile()); err == nil && len(b) > 0 {
+			t.Logf("end of the log of etcd on %s:\n%s", e.Addr, b[max(0, len(b)-4000):])
+		}
 	}
 }
 
