@@ -17,7 +17,7 @@ TOOLS := $(CURDIR)/bin/tools
 GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then chown -R "$$SUDO_UID:$$SUDO_GID" bin; fi
 
 .DEFAULT_GOAL := build
-.PHONY: help build tools demo test test-short lint bench lab-up lab-down install clean go root
+.PHONY: help build tools demo test test-long test-short lint bench lab-up lab-down install clean go root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -41,6 +41,11 @@ test: root ## all tests, with the race detector (root)
 	@./scripts/deps test
 	@$(MAKE) --no-print-directory build tools
 	CGO_ENABLED=1 $(GO) run -buildvcs=false ./scripts/gotest -race -timeout 20m -p 2 ./...
+
+test-long: root ## all tests, some of them at full length: hours (root)
+	@./scripts/deps test
+	@$(MAKE) --no-print-directory build tools
+	CGO_ENABLED=1 TENURE_LONG=1 $(GO) run -buildvcs=false ./scripts/gotest -race -timeout 8h -p 1 ./...
 
 test-short: go ## the tests that need neither root nor a C compiler
 	CGO_ENABLED=0 $(GO) test -short ./...

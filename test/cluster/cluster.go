@@ -44,6 +44,20 @@ func Born(ctx context.Context, t testing.TB, network string, names ...string) *C
 	return c
 }
 
+// BornOn is Born on an etcd of that many members.
+func BornOn(ctx context.Context, t testing.TB, members int, network string, names ...string) *Cluster {
+	t.Helper()
+	c := &Cluster{Lab: labtest.New(t, lab.Options{})}
+	if _, err := c.StartEtcdCluster(ctx, members); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		c.Nodes = append(c.Nodes, c.AddNode(ctx, t, name))
+	}
+	c.Init(ctx, t, network)
+	return c
+}
+
 // New is Born, and then every node's daemon runs, holds a subnet and has all
 // others as peers.
 func New(ctx context.Context, t testing.TB, network string, names ...string) *Cluster {

@@ -7,9 +7,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
+
+// historyTime bounds the wait for a store that takes a write.
+const historyTime = 20 * time.Second
 
 // prefix is where the cluster lies in etcd.
 const prefix = "/tenure/network/"
@@ -29,12 +33,50 @@ type Store struct {
 // opened before the etcd runs.
 func (c *Cluster) Store(t testing.TB) *Store {
 	t.Helper()
-	client, err := c.Etcd.Client()
+	var urls []string
+	for _, e := range c.EtcdMembers() {
+		urls = append(urls, e.URL())
+	}
+	client, err := c.LAN.EtcdClient(urls...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.Close() })
 	return &Store{client, t}
+}
+
+// History is every event of every key since the store's first revision, in
+// order. It must not have been compacted.
+func (s *Store) History(ctx context.Context) []*clientv3.Event {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// The end is known by a key of our own. A write that seems to fail may have
+	// been made, so another one does no harm.
+	const end = "/history-read"
+	var last int64
+	Eventually(ctx, s.t, historyTime, "the end of the history is marked", func() error {
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		put, err := s.Put(short, end, "")
+		if err == nil {
+			last = put.Header.Revision
+		}
+		return err
+	})
+	var all []*clientv3.Event
+	for resp := range s.Watch(clientv3.WithRequireLeader(ctx), "", clientv3.WithPrefix(), clientv3.WithRev(1)) {
+		if err := resp.Err(); err != nil {
+			s.t.Fatalf("read the history: %v", err)
+		}
+		for _, e := range resp.Events {
+			if all = append(all, e); e.Kv.ModRevision == last {
+				return all
+			}
+		}
+	}
+	s.t.Fatalf("the history ends before revision %d: %v", last, ctx.Err())
+	return nil
 }
 
 // Holder is the record of a subnet as it stands, and the lease it hangs on;

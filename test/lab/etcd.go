@@ -12,6 +12,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 )
 
@@ -251,6 +252,7 @@ func (n *NS) EtcdClient(urls ...string) (*clientv3.Client, error) {
 	c, err := clientv3.New(clientv3.Config{
 		Endpoints:   urls,
 		DialTimeout: 2 * time.Second,
+		Logger:      zap.NewNop(), // what fails is said by the one who waits for it
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			return n.Dial(ctx, "tcp", addr)
 		})},
