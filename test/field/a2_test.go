@@ -64,15 +64,22 @@ func TestA2(t *testing.T) {
 		if err := away.Start(ctx); err != nil {
 			t.Fatal(err)
 		}
+		judge(ctx, t, store) // first, since it tells more than who waits in vain
 		allHeld(ctx, t, store, c.Nodes)
 		t.Logf("round %d: killed %d times", round, kills)
 		for _, n := range c.Nodes {
 			n.Kill()
 		}
 		awaitNoSubnets(ctx, t, store)
-		if faults := historyFaults(store.History(ctx)); len(faults) > 0 {
-			t.Fatalf("etcd's history:\n%s", strings.Join(faults, "\n"))
-		}
+		judge(ctx, t, store)
+	}
+}
+
+// judge looks through etcd's whole history.
+func judge(ctx context.Context, t *testing.T, store *cluster.Store) {
+	t.Helper()
+	if faults := historyFaults(store.History(ctx)); len(faults) > 0 {
+		t.Fatalf("etcd's history:\n%s", strings.Join(faults, "\n"))
 	}
 }
 

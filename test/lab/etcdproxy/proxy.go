@@ -14,8 +14,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 
 	"github.com/tenure-cni/tenure/test/lab/proxy"
 )
@@ -164,7 +166,8 @@ func (p *Proxy) Close() error {
 	p.end()
 	err := p.front.Close()
 	p.server.Stop()
-	if closed := p.etcd.Close(); closed != nil && !errors.Is(closed, grpc.ErrClientConnClosing) {
+	// Canceled says that it was closed before.
+	if closed := p.etcd.Close(); closed != nil && status.Code(closed) != codes.Canceled {
 		err = errors.Join(err, fmt.Errorf("close connection to etcd: %w", closed))
 	}
 	p.work.Wait()
