@@ -42,6 +42,10 @@ type Daemon struct {
 	// CNIConfFile is such a path too, or "" to write no conflist.
 	CNIConfFile string
 
+	// OnStranded is the path of an executable file that is run once for each
+	// stranded pod, or "".
+	OnStranded string
+
 	IPMasq          bool
 	MasqRandomFully bool
 	ForwardAccept   bool
@@ -90,6 +94,7 @@ func (f *daemonForm) flagSet() *pflag.FlagSet {
 	fs.StringVar(&f.Socket, "socket", "", "unix socket `path` (default <run-dir>/tenured.sock)")
 	fs.StringVar(&f.SubnetFile, "subnet-file", "", "`file` for the FLANNEL_… variables (default <run-dir>/subnet.env)")
 	fs.StringVar(&f.CNIConfFile, "cni-conf-file", "", "`file` to write the CNI conflist to after the first lease; empty writes none")
+	fs.StringVar(&f.OnStranded, "on-stranded", "", "executable `file` to run once for each pod that a lost subnet strands; empty runs nothing")
 	fs.BoolVar(&f.IPMasq, "ip-masq", true, "masquerade what pods send out of the pod network")
 	fs.BoolVar(&f.MasqRandomFully, "masq-random-fully", true, "masquerade with fully random source ports")
 	fs.BoolVar(&f.ForwardAccept, "forward-accept", true, "accept forwarded pod traffic even where the FORWARD policy is DROP")

@@ -25,6 +25,7 @@ func (f *daemonForm) finish(l *loader) {
 	f.finishEtcd(l)
 	f.finishCluster(l)
 	f.finishPaths(l)
+	f.finishCommand(l)
 	f.finishAddresses(l)
 	f.finishLog(l)
 }
@@ -149,6 +150,26 @@ func (f *daemonForm) finishPaths(l *loader) {
 	}
 	if f.CNIConfFile != "" && filepath.Ext(f.CNIConfFile) != ".conflist" {
 		l.fault("cni-conf-file", "%q does not end in .conflist, so no runtime would read it as a list of plugins", f.CNIConfFile)
+	}
+}
+
+// finishCommand refuses a command that could not be run on the day it is
+// needed.
+func (f *daemonForm) finishCommand(l *loader) {
+	const name = "on-stranded"
+	if f.OnStranded == "" {
+		return
+	}
+	if !filepath.IsAbs(f.OnStranded) {
+		l.fault(name, "%q is not an absolute path", f.OnStranded)
+		return
+	}
+	info, err := os.Stat(f.OnStranded)
+	switch {
+	case err != nil:
+		l.fault(name, "%v (it is the path of a file and nothing else: no shell is involved and arguments belong into a script)", err)
+	case !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0:
+		l.fault(name, "%s is not an executable file", f.OnStranded)
 	}
 }
 

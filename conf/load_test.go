@@ -118,6 +118,10 @@ func TestLoadEveryFaultAtOnce(t *testing.T) {
 
 func TestLoadOneFault(t *testing.T) {
 	secret := write(t, "password", "geheim\n")
+	program := write(t, "program", "#!/bin/sh\n")
+	if err := os.Chmod(program, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args  string
 		field string // empty: no fault
@@ -138,6 +142,9 @@ func TestLoadOneFault(t *testing.T) {
 		{"--public-ip=127.0.0.1", "flag --public-ip"},
 		{"--run-dir=run", "flag --run-dir"}, {"--run-dir=/run/../x", "flag --run-dir"}, {"--run-dir=/run/x/", "flag --run-dir"},
 		{"--cni-conf-file=/etc/cni/net.d/10-x.conf", "flag --cni-conf-file"}, {"--cni-conf-file=/etc/cni/net.d/10-x.conflist", ""},
+		{"--on-stranded=" + program, ""}, {"--on-stranded=", ""}, {"--on-stranded=true", "flag --on-stranded"},
+		{"--on-stranded=" + secret, "flag --on-stranded"}, {"--on-stranded=" + filepath.Dir(program), "flag --on-stranded"},
+		{"--on-stranded=" + program + "\t--now", "flag --on-stranded"}, {"--on-stranded=/nonexistent/p", "flag --on-stranded"},
 		{"--address-cooldown=-1s", "flag --address-cooldown"}, {"--address-cooldown=0s", ""},
 		{"--metrics-listen=:70000", "flag --metrics-listen"}, {"--metrics-listen=[::1]:0", ""},
 		{"--config=/nonexistent/c.yaml", "flag --config"},

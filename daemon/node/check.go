@@ -42,10 +42,14 @@ func (n *Node) check(ctx context.Context, r *api.Request) error {
 		}
 		return cniError(api.CodeCheckDiffers, "%s is not as ADD left it; to restore it: %s", c.key, strings.Join(texts, "; "))
 	}
-	v, _ := n.cfg.Tenancy.Changed()
-	if v.Held && !addressesIn(a, v.Holding.Subnets()) || !v.Former.IsZero() {
+	return n.notStranded(a)
+}
+
+// notStranded is the last question of a CHECK.
+func (n *Node) notStranded(a ipam.Allocation) error {
+	if v, _ := n.cfg.Tenancy.Changed(); isStranded(v, a) {
 		return cniError(api.CodeCheckStranded, "%s has %s, which is not in this node's subnet (%s) any more: the pod is stranded, its overlay traffic is closed; restart it",
-			c.key, addresses(a), v.Holding.Subnets())
+			a.Key, addresses(a), v.Holding.Subnets())
 	}
 	return nil
 }
@@ -96,7 +100,11 @@ func (n *Node) Ready(_ context.Context, r *api.Request) *api.Response {
 	case v.InDate(n.cfg.Clock()):
 		return &api.Response{}
 	case v.State == api.StateFenced, n.state(v) == api.StateLost:
-		return &api.Response{Error: &types.Error{Code: api.CodeNotReadyLimited, Msg: readyText(n.state(v), v.Reason)}}
+		text := readyText(n.state(v), v.Reason)
+		if all := stranded(v, n.cfg.Ledger.List()); len(all) > 0 {
+			text += fmt.Sprintf("; %d pod addresses are stranded, see tenurectl stranded", len(all))
+		}
+		return &api.Response{Error: &types.Error{Code: api.CodeNotReadyLimited, Msg: text}}
 	}
 	return &api.Response{Error: &types.Error{Code: api.CodeNotReady, Msg: readyText(n.state(v), v.Reason)}}
 }

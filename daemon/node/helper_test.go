@@ -1,11 +1,11 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -19,6 +19,7 @@ import (
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/attach"
 	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/hook"
 	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/ipam"
 )
@@ -190,6 +191,21 @@ func (store) Endpoints() []api.Endpoint {
 
 func (s store) Problems() []api.Problem { return s.problems }
 
+// onStranded is a Hook that counts how often it is woken.
+type onStranded struct {
+	mu      sync.Mutex
+	woken   int
+	givenUp []hook.Pod
+}
+
+func (f *onStranded) Changed() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.woken++
+}
+
+func (f *onStranded) GivenUp() []hook.Pod { return f.givenUp }
+
 // rig is a Node on fakes, but for the ledger, which is real.
 type rig struct {
 	*Node
@@ -197,6 +213,8 @@ type rig struct {
 	interfaces *interfaces
 	plane      *plane
 	ledger     *ipam.Ledger
+	hook       *onStranded
+	log        *bytes.Buffer
 }
 
 func testUnderlay() Underlay {
@@ -214,6 +232,8 @@ func newRig(t *testing.T, v lease.View) *rig {
 		interfaces: &interfaces{exist: map[string]attach.Want{}},
 		plane:      &plane{desired: make(chan dataplane.Desired, 16)},
 		ledger:     l,
+		hook:       &onStranded{},
+		log:        &bytes.Buffer{},
 	}
 	r.Node = New(Config{
 		Instance: "tenure", NodeName: "n1", UID: "uid-n1", Version: "v1", Prefix: testPrefix,
@@ -221,8 +241,8 @@ func newRig(t *testing.T, v lease.View) *rig {
 		Underlay:    func() (Underlay, bool) { return testUnderlay(), true },
 		UnderlayErr: func() error { return errors.New("no underlay address yet") },
 		Masq:        true, ForwardAccept: true,
-		Tenancy: r.tenancy, Ledger: l, Interfaces: r.interfaces, Plane: r.plane, Store: store{},
-		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Tenancy: r.tenancy, Ledger: l, Interfaces: r.interfaces, Plane: r.plane, Store: store{}, Hook: r.hook,
+		Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	})
 	return r
 }

@@ -52,10 +52,13 @@ func (n *Node) IPAMDel(ctx context.Context, r *api.Request) *api.Response {
 	return n.answer("IPAM DEL", r, nil, n.del(ctx, r, n.free))
 }
 
-// IPAMCheck answers CHECK of tenure-ipam: the address is on record, and in the
-// runtime's result.
+// IPAMCheck answers CHECK of tenure-ipam: the address is on record, in the
+// runtime's result, and in the subnet that the node holds.
 func (n *Node) IPAMCheck(_ context.Context, r *api.Request) *api.Response {
-	_, _, err := n.recorded(r)
+	_, a, err := n.recorded(r)
+	if err == nil {
+		err = n.notStranded(a)
+	}
 	return n.answer("IPAM CHECK", r, nil, err)
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/attach"
 	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/hook"
 	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/ipam"
 )
@@ -42,6 +43,15 @@ type Store interface {
 	Problems() []api.Problem
 }
 
+// Hook acts on stranded pods; *hook.Hook is one.
+type Hook interface {
+	// Changed says that Strandings may list others than before. It returns at
+	// once.
+	Changed()
+	// GivenUp lists the pods on which it has failed to act.
+	GivenUp() []hook.Pod
+}
+
 // Config is what a Node works with; all fields are required.
 type Config struct {
 	// Instance is --name.
@@ -71,6 +81,7 @@ type Config struct {
 	Interfaces Interfaces
 	Plane      Plane
 	Store      Store
+	Hook       Hook
 	Log        *slog.Logger
 }
 
@@ -84,8 +95,9 @@ type Node struct {
 	since   firstSeen
 	changed chan struct{} // capacity 1: the ledger changed, Desired may too
 
-	mu    sync.Mutex
-	ready lease.Subnets // the subnet for which the bridge has been waited for
+	mu     sync.Mutex
+	ready  lease.Subnets // the subnet for which the bridge has been waited for
+	lostAt time.Duration // when it was first seen that a subnet is lost and none held; 0: it is not so
 
 	steering sync.Mutex
 	steered  dataplane.Desired // what the data plane was told last
@@ -97,11 +109,16 @@ func New(cfg Config) *Node {
 	return &Node{cfg: cfg, keys: keyLocks{m: map[ipam.Key]*keyLock{}}, changed: make(chan struct{}, 1)}
 }
 
-// Run keeps the data plane's Desired up to date until ctx ends.
+// Run keeps the data plane's Desired up to date, and says whom a lost subnet
+// strands, until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
+	told := map[hook.Pod]bool{}
 	for {
-		_, changed := n.cfg.Tenancy.Changed()
+		v, changed := n.cfg.Tenancy.Changed()
 		n.steer()
+		n.noteLoss(v)
+		told = n.announce(v, told)
+		n.cfg.Hook.Changed()
 		retry := time.NewTimer(underlayPoll)
 		select {
 		case <-ctx.Done():
@@ -152,6 +169,13 @@ type keyLocks struct {
 type keyLock struct {
 	free  chan struct{} // holds one token while nobody has the lock
 	users int
+}
+
+// busy says whether a call for the key is at work, or waits for another.
+func (k *keyLocks) busy(key ipam.Key) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.m[key] != nil
 }
 
 // lock waits for the key and returns its release; the error is ctx's.

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,7 +10,6 @@ import (
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/dataplane"
 	"github.com/tenure-cni/tenure/daemon/lease"
-	"github.com/tenure-cni/tenure/ipam"
 )
 
 // Status is the node as an operator sees it.
@@ -49,6 +47,9 @@ func (n *Node) Status() *api.Status {
 	if len(s.Stranded) > 0 {
 		s.Problems = append(s.Problems, strandedProblem(s.Stranded, v.LostWhy))
 	}
+	if failed := n.cfg.Hook.GivenUp(); len(failed) > 0 {
+		s.Problems = append(s.Problems, hookProblem(failed))
+	}
 	n.since.stamp(s.Problems)
 	return s
 }
@@ -81,33 +82,6 @@ func (n *Node) addHolding(s *api.Status, v lease.View, now time.Duration) {
 	if p := h.Subnets().V6; p.IsValid() {
 		s.Subnet6 = p.String()
 	}
-}
-
-// stranded are the pods on subnets that are not held. While nothing is held
-// for want of an answer, nobody is stranded: only a loss strands.
-func stranded(v lease.View, pods []ipam.Allocation) []api.Stranded {
-	if !v.Held && v.Former.IsZero() {
-		return nil
-	}
-	var all []api.Stranded
-	for _, a := range pods {
-		for _, p := range a.Addresses {
-			if !v.Held || !covers(v.Holding.Subnets(), p) {
-				all = append(all, api.Stranded{Subnet: p.Masked().String(), ContainerID: a.ContainerID,
-					IfName: a.IfName, Address: p.Addr().String()})
-			}
-		}
-	}
-	return all
-}
-
-func strandedProblem(all []api.Stranded, why string) api.Problem {
-	text := fmt.Sprintf("%d pod addresses are on a subnet this node no longer holds; their overlay traffic is closed, local and masqueraded traffic goes on", len(all))
-	if why != "" {
-		text += "; lost " + why
-	}
-	return problem("stranded-pods", api.SeverityError, text,
-		"restart these pods (drain the node); they get addresses of the new subnet")
 }
 
 func problem(code, severity, text, fix string) api.Problem {

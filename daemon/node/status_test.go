@@ -255,6 +255,10 @@ func TestIPAMCheck(t *testing.T) {
 		t.Errorf("CHECK: %v", resp.Error)
 	}
 	wantCode(t, r.IPAMCheck(t.Context(), request("c2", "")), api.CodeCheckDiffers)
+	for name, v := range map[string]lease.View{"another subnet": held(t, "10.5.35.0/24", 8), "none": lost("10.5.34.0/24")} {
+		r.tenancy.set(v)
+		t.Run(name, func(t *testing.T) { wantCode(t, r.IPAMCheck(t.Context(), request("c1", "")), api.CodeCheckStranded) })
+	}
 }
 
 func TestPeersOfANodeThatHoldsNothing(t *testing.T) {

@@ -25,6 +25,7 @@ type collector struct {
 	peers  *prometheus.Desc
 	pods   *prometheus.Desc
 	lost   *prometheus.Desc
+	strays *prometheus.Desc
 }
 
 func newCollector(status func() *api.Status) *collector {
@@ -39,6 +40,7 @@ func newCollector(status func() *api.Status) *collector {
 		peers:  desc("peers", "Peers by their state in the kernel.", "state"),
 		pods:   desc("addresses", "Addresses of the held subnet.", "kind"),
 		lost:   desc("stranded_addresses", "Pod addresses on subnets the node no longer holds."),
+		strays: desc("stranded_pods", "Pods with an address on a subnet the node no longer holds."),
 	}
 }
 
@@ -73,6 +75,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.pods, float64(s.Addresses.Used), "used")
 	gauge(c.pods, float64(s.Addresses.Cooling), "cooling")
 	gauge(c.lost, float64(len(s.Stranded)))
+	strays := map[string]bool{}
+	for _, p := range s.Stranded {
+		strays[p.ContainerID] = true
+	}
+	gauge(c.strays, float64(len(strays)))
 }
 
 // ServeMetrics answers /metrics, /healthz (the daemon lives) and /readyz (an

@@ -36,7 +36,7 @@ func TestMetrics(t *testing.T) {
 		Lease:     &api.Lease{RemainingSeconds: 12.5, LastProofSecondsAgo: 3},
 		Addresses: api.Addresses{Total: 253, Used: 7, Cooling: 2},
 		Peers:     []api.Peer{{State: api.PeerProgrammed}, {State: api.PeerProgrammed}, {State: api.PeerConflict}},
-		Stranded:  []api.Stranded{{}, {}},
+		Stranded:  []api.Stranded{{ContainerID: "c1", IfName: "eth0"}, {ContainerID: "c1", IfName: "eth1"}, {ContainerID: "c2", IfName: "eth0"}},
 	}, "/metrics")
 	if code != http.StatusOK {
 		t.Fatalf("status %d", code)
@@ -69,7 +69,10 @@ tenure_state{state="unproven"} 1
 tenure_state{state="waiting"} 0
 # HELP tenure_stranded_addresses Pod addresses on subnets the node no longer holds.
 # TYPE tenure_stranded_addresses gauge
-tenure_stranded_addresses 2
+tenure_stranded_addresses 3
+# HELP tenure_stranded_pods Pods with an address on a subnet the node no longer holds.
+# TYPE tenure_stranded_pods gauge
+tenure_stranded_pods 2
 `
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)

@@ -124,6 +124,7 @@ func TestExitCodes(t *testing.T) {
 	failing.Problems = []api.Problem{{Code: "stranded-pods", Severity: api.SeverityError}}
 	notReady := healthy()
 	notReady.State, notReady.Ready = api.StateWaiting, false
+	early := &api.Status{State: api.StateStarting, Reason: "etcd has not answered yet"}
 	gone := filepath.Join(t.TempDir(), "tenured.sock")
 
 	for name, c := range map[string]struct {
@@ -138,6 +139,15 @@ func TestExitCodes(t *testing.T) {
 		"not ready":            {[]string{"status", "--socket", serve(t, notReady)}, exitStands, ""},
 		"no daemon":            {[]string{"status", "--socket", gone}, exitNotReached, gone},
 		"no such form":         {[]string{"status", "-o", "yaml", "--socket", gone}, exitUsage, `"yaml"`},
+		"none stranded":        {[]string{"stranded", "--socket", serve(t, healthy())}, exitOK, ""},
+		"some stranded":        {[]string{"stranded", "--socket", serve(t, sick())}, exitStands, ""},
+		"an error, but none":   {[]string{"stranded", "--socket", serve(t, failing)}, exitOK, ""},
+		"none, as JSON":        {[]string{"stranded", "-o", "json", "--socket", serve(t, notReady)}, exitOK, ""},
+		"some, as JSON":        {[]string{"stranded", "-o", "json", "--socket", serve(t, sick())}, exitStands, ""},
+		"stranded, who knows":  {[]string{"stranded", "--socket", serve(t, early)}, exitNotReached, "etcd has not answered yet"},
+		"stranded, no daemon":  {[]string{"stranded", "--socket", gone}, exitNotReached, gone},
+		"stranded, no form":    {[]string{"stranded", "-o", "yaml", "--socket", gone}, exitUsage, `"yaml"`},
+		"stranded, arguments":  {[]string{"stranded", "n1"}, exitUsage, "n1"},
 		"no such command":      {[]string{"stats"}, exitUsage, "stats"},
 		"no such flag":         {[]string{"status", "--nonsense"}, exitUsage, "--nonsense"},
 		"an argument too many": {[]string{"status", "n1"}, exitUsage, "n1"},
@@ -157,6 +167,41 @@ func TestExitCodes(t *testing.T) {
 				t.Errorf("exit code %d with the output %q", code, stdout)
 			}
 		})
+	}
+}
+
+// TestStranded: a form for people, one for programs, one for a shell's loop.
+func TestStranded(t *testing.T) {
+	two := sick()
+	two.Stranded = append(two.Stranded,
+		api.Stranded{Subnet: "10.5.33.0/24", ContainerID: "c1", IfName: "net1", Address: "10.5.33.10"},
+		api.Stranded{Subnet: "10.5.31.0/24", ContainerID: "c2", IfName: "eth0", Address: "10.5.31.2"})
+	nobody := healthy()
+	nobody.Stranded = nil
+	for _, c := range []struct {
+		status *api.Status
+		form   string
+		want   string
+	}{
+		{two, "ids", "c1\nc2\n"},
+		{two, "table", "STRANDED    SUBNET        CONTAINER  INTERFACE\n10.5.33.9   10.5.33.0/24  c1         eth0\n" +
+			"10.5.33.10  10.5.33.0/24  c1         net1\n10.5.31.2   10.5.31.0/24  c2         eth0\n"},
+		{nobody, "ids", ""}, {nobody, "table", "no pod is stranded\n"}, {nobody, "json", "[]\n"}, {healthy(), "json", "[]\n"},
+	} {
+		_, got, stderr := ran(t.Context(), "stranded", "-o", c.form, "--socket", serve(t, c.status))
+		if got != c.want || stderr != "" {
+			t.Errorf("-o %s prints\n%s and %q, want\n%s", c.form, got, stderr, c.want)
+		}
+	}
+	_, stdout, _ := ran(t.Context(), "stranded", "-o", "json", "--socket", serve(t, two))
+	var got []api.Stranded
+	d := json.NewDecoder(strings.NewReader(stdout))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(two.Stranded, got); diff != "" {
+		t.Errorf("stranded (-want +got):\n%s", diff)
 	}
 }
 

@@ -27,15 +27,9 @@ func newStatus(socket *string) *cobra.Command {
 			if output != "table" && output != "json" {
 				return failed(exitUsage, "--output %q is neither table nor json", output)
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), statusTimeout)
-			defer cancel()
-			client := api.NewClient(*socket)
-			s, err := client.Status(ctx)
+			s, err := askStatus(cmd.Context(), *socket)
 			if err != nil {
-				if errors.Is(err, fs.ErrPermission) {
-					return failed(exitNotReached, "%w\nOnly root may ask: run it with sudo", err)
-				}
-				return failed(exitNotReached, "%w\nIs tenured running? Look at: systemctl status tenured; journalctl -u tenured", err)
+				return err
 			}
 			if output == "json" {
 				err = printJSON(cmd.OutOrStdout(), s)
@@ -55,6 +49,21 @@ func newStatus(socket *string) *cobra.Command {
 	return cmd
 }
 
+// askStatus asks the daemon; its error carries the exit code.
+func askStatus(ctx context.Context, socket string) (*api.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	client := api.NewClient(socket)
+	s, err := client.Status(ctx)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return nil, failed(exitNotReached, "%w\nOnly root may ask: run it with sudo", err)
+	case err != nil:
+		return nil, failed(exitNotReached, "%w\nIs tenured running? Look at: systemctl status tenured; journalctl -u tenured", err)
+	}
+	return s, nil
+}
+
 // unhealthy: an error stands, or no pod could be added now.
 func unhealthy(s *api.Status) bool {
 	for _, p := range s.Problems {
@@ -65,7 +74,7 @@ func unhealthy(s *api.Status) bool {
 	return !s.Ready
 }
 
-func printJSON(w io.Writer, s *api.Status) error {
+func printJSON(w io.Writer, s any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(s)
@@ -109,10 +118,7 @@ func printTable(out io.Writer, s *api.Status) error {
 	}
 	if len(s.Stranded) > 0 {
 		line()
-		line("STRANDED", "SUBNET", "CONTAINER", "INTERFACE")
-		for _, p := range s.Stranded {
-			line(p.Address, p.Subnet, p.ContainerID, p.IfName)
-		}
+		strandedRows(line, s.Stranded)
 	}
 	return w.Flush()
 }

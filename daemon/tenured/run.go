@@ -59,6 +59,7 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 	g.Go(func() error { return d.files(ctx) })
 	g.Go(func() error { return d.serveMetrics(ctx) })
 	g.Go(func() error { return d.queue.run(ctx) })
+	g.Go(func() error { return d.hook.Run(ctx) })
 	g.Go(func() error { return d.tenancy(ctx) })
 	if cfg.EtcdEmbedded {
 		g.Go(func() error { return runEtcd(ctx, cfg, log) })
@@ -80,6 +81,7 @@ type daemon struct {
 	plane     *lateLoop
 	node      *node.Node
 	queue     *queue
+	hook      stranding
 }
 
 // wire makes every part; nothing runs yet. Its errors are those of this
@@ -113,11 +115,12 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.hook = d.onStranded(boot)
 	d.node = node.New(node.Config{
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
 		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
 		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
-		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: attacher, Plane: d.plane, Store: d.endpoints, Log: log,
+		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: attacher, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Log: log,
 	})
 	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
 	return d, nil
