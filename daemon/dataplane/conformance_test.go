@@ -314,6 +314,7 @@ func strandedSubnet(t *testing.T, m *machine) {
 	both := node34(peer(35))
 	both.Bridge.Gateways = append(both.Bridge.Gateways, prefix("10.5.30.1/24"))
 	m.converge(t, both)
+	nobodyKnows(t, m, both, addr("10.5.30.7"), addr("10.5.30.9"))
 
 	taken := node34(peer(35), peer(30))
 	taken.Bridge.Gateways = append(taken.Bridge.Gateways, prefix("10.5.30.1/32"))
@@ -331,10 +332,30 @@ func strandedSubnet(t *testing.T, m *machine) {
 			t.Errorf("route %s is missing", r)
 		}
 	}
+	nobodyKnows(t, m, taken, taken.HostRoutes...)
 
 	taken.HostRoutes = taken.HostRoutes[1:]
 	if ops := m.converge(t, taken); text(ops) != "route del 10.5.30.7/32 dev tenure0 proto 90 scope link" {
 		t.Errorf("a stranded pod left: wrote\n%s", text(ops))
+	}
+}
+
+// nobodyKnows is a daemon's start before etcd has been heard: the subnet that
+// is stranded on the node stays in the form in which it is in the kernel.
+func nobodyKnows(t *testing.T, m *machine, known dataplane.Desired, pods ...netip.Addr) {
+	t.Helper()
+	early := known
+	early.Vxlan, early.Peers, early.HostRoutes = nil, nil, nil
+	early.Bridge.Gateways = known.Bridge.Gateways[:1]
+	early.Bridge.Former = []dataplane.Former{{Gateway: prefix("10.5.30.1/24"), Pods: pods}}
+	if ops := m.converge(t, early); len(ops) > 0 {
+		t.Errorf("wrote\n%s", text(ops))
+	}
+	// What a pod needs is made again all the same.
+	gone := early.Bridge
+	gone.Gateways = nil
+	if ops, _ := dataplane.Plan(dataplane.Desired{Name: early.Name, Network: early.Network, Bridge: gone}, dataplane.State{}); !strings.Contains(text(ops), "addr add 10.5.30.1/24") {
+		t.Errorf("on an empty kernel:\n%s", text(ops))
 	}
 }
 

@@ -68,6 +68,8 @@ type Bridge struct {
 	// subnet's length, and one for each stranded subnet, with the subnet's
 	// length or, once another node holds that subnet, as a /32.
 	Gateways []netip.Prefix
+	// Former are stranded subnets that stay in the form the kernel has them in.
+	Former []Former
 	// Ports are the host ends of the live pods' interfaces. One that exists
 	// is kept up and on the bridge; one that does not is not made.
 	Ports []string

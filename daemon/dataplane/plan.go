@@ -51,7 +51,7 @@ func Plan(want Desired, have State) ([]Op, []Conflict) {
 
 // planAll is Plan with its scratch, of which the report needs p.blocked.
 func planAll(want Desired, have State) *planner {
-	p := newPlanner(want, have)
+	p := newPlanner(want.settled(have), have)
 	p.forwarding()
 	p.rules()
 	p.network()

@@ -39,12 +39,14 @@ func drawDesired(t *rapid.T) dataplane.Desired {
 	if rapid.Bool().Draw(t, "claims") {
 		want.Claims = []netip.Prefix{prefix("10.5.37.0/24")}
 	}
-	switch rapid.IntRange(0, 3).Draw(t, "stranded") {
+	switch rapid.IntRange(0, 4).Draw(t, "stranded") {
 	case 1:
 		want.Bridge.Gateways = append(want.Bridge.Gateways, prefix("10.5.30.1/24"))
 	case 2:
 		want.Bridge.Gateways = append(want.Bridge.Gateways, prefix("10.5.30.1/32"))
 		want.HostRoutes = []netip.Addr{addr("10.5.30.7"), addr("10.5.30.8")}
+	case 3:
+		want.Bridge.Former = []dataplane.Former{{Gateway: prefix("10.5.30.1/24"), Pods: []netip.Addr{addr("10.5.30.7")}}}
 	}
 	switch rapid.IntRange(0, 9).Draw(t, "vxlan") {
 	case 0:

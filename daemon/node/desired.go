@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -84,6 +85,7 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 // each subnet that stranded pods still sit on.
 func wireBridge(d *dataplane.Desired, v lease.View, u Underlay, pods []ipam.Allocation, c Config) {
 	gateways := map[netip.Prefix]bool{}
+	former := map[netip.Prefix][]netip.Addr{}
 	if v.Held && v.Holding.Subnets().V4.IsValid() {
 		gateways[gatewayIn(v.Holding.Subnets().V4)] = true
 	}
@@ -97,6 +99,10 @@ func wireBridge(d *dataplane.Desired, v lease.View, u Underlay, pods []ipam.Allo
 				continue
 			}
 			gateway := gatewayIn(p.Masked())
+			if v.Snapshot == nil { // nobody knows yet who holds it
+				former[gateway] = append(former[gateway], p.Addr())
+				continue
+			}
 			if takenByAnother(v, p.Masked(), c.uid(v)) {
 				// The prefix is the new tenant's; only our own pods stay here.
 				gateway = netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
@@ -105,15 +111,16 @@ func wireBridge(d *dataplane.Desired, v lease.View, u Underlay, pods []ipam.Allo
 			gateways[gateway] = true
 		}
 	}
-	if len(gateways) == 0 {
+	if len(gateways)+len(former) == 0 {
 		return
 	}
 	d.Bridge.MAC = dataplane.MAC(bridgeMAC(c.UID, c.Instance))
 	d.Bridge.MTU = u.PodMTU(v.Network)
-	for g := range gateways {
-		d.Bridge.Gateways = append(d.Bridge.Gateways, g)
+	d.Bridge.Gateways = append(d.Bridge.Gateways, slices.SortedFunc(maps.Keys(gateways), comparePrefixes)...)
+	for _, g := range slices.SortedFunc(maps.Keys(former), comparePrefixes) {
+		slices.SortFunc(former[g], netip.Addr.Compare)
+		d.Bridge.Former = append(d.Bridge.Former, dataplane.Former{Gateway: g, Pods: former[g]})
 	}
-	slices.SortFunc(d.Bridge.Gateways, comparePrefixes)
 	slices.SortFunc(d.HostRoutes, netip.Addr.Compare)
 	slices.Sort(d.Bridge.Ports)
 }

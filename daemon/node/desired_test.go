@@ -113,6 +113,16 @@ func TestDesired(t *testing.T) {
 			unheard(held(t, own, 7)), []ipam.Allocation{pod("a", "10.5.34.2/24")},
 			with(func(d *dataplane.Desired) { d.Vxlan, d.Bridge.Ports = nil, []string{"tena"} }),
 		},
+		"by memory alone, and old pods stay as they are": {
+			unheard(held(t, own, 7)), []ipam.Allocation{pod("b", "10.5.33.9/24"), pod("a", "10.5.33.4/24"), pod("c", "10.5.32.2/24")},
+			with(func(d *dataplane.Desired) {
+				d.Vxlan, d.Bridge.Ports = nil, []string{"tena", "tenb", "tenc"}
+				d.Bridge.Former = []dataplane.Former{
+					{Gateway: prefix("10.5.32.1/24"), Pods: []netip.Addr{addr("10.5.32.2")}},
+					{Gateway: prefix("10.5.33.1/24"), Pods: []netip.Addr{addr("10.5.33.4"), addr("10.5.33.9")}},
+				}
+			}),
+		},
 		"another subnet is held, an old pod stays": {
 			held(t, own, 7), []ipam.Allocation{pod("new", "10.5.34.2/24"), pod("old", "10.5.33.9/24")},
 			with(func(d *dataplane.Desired) {
