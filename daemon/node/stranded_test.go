@@ -23,6 +23,8 @@ func TestStrandings(t *testing.T) {
 	away.State, away.Deadline = api.StateFenced, now-time.Second
 	elsewhere := held(t, "10.5.35.0/24", 8)
 	elsewhere.LostWhy = "10.5.34.0/24: another node holds the key"
+	twice := held(t, "10.5.36.0/24", 9)
+	twice.LostWhy = "10.5.35.0/24: another node holds the key"
 	restarted := held(t, "10.5.35.0/24", 8)
 	fencedThere := held(t, "10.5.35.0/24", 8)
 	fencedThere.State, fencedThere.Deadline = api.StateFenced, now-time.Second
@@ -35,6 +37,7 @@ func TestStrandings(t *testing.T) {
 		"the subnet is held":             {view: held(t, "10.5.34.0/24", 7)},
 		"fenced, or unproven":            {view: away},
 		"another subnet":                 {view: elsewhere, want: []hook.Stranding{{Pod: pod, Due: true, NewSubnet: "10.5.35.0/24", Reason: "lost " + elsewhere.LostWhy}}},
+		"another subnet, the second":     {view: twice, want: []hook.Stranding{{Pod: pod, Due: true, NewSubnet: "10.5.36.0/24", Reason: unknown}}},
 		"another subnet, long ago":       {view: restarted, want: []hook.Stranding{{Pod: pod, Due: true, NewSubnet: "10.5.35.0/24", Reason: unknown}}},
 		"another subnet, itself fenced":  {view: fencedThere, want: []hook.Stranding{{Pod: pod, Due: true, NewSubnet: "10.5.35.0/24", Reason: unknown}}},
 		"lost a moment ago":              {view: lost("10.5.34.0/24"), since: lossPatience - 1, want: []hook.Stranding{{Pod: pod, Reason: unknown}}},
@@ -74,6 +77,9 @@ func TestALossBegins(t *testing.T) {
 		if got := r.decided(step.view); got != step.want {
 			t.Errorf("%s on, %s: decided %t", step.at, step.view.State, got)
 		}
+	}
+	if r.decided(lease.View{State: api.StateStarting}) {
+		t.Error("a loss of the past decides about a view in which nothing is known")
 	}
 }
 

@@ -126,15 +126,23 @@ func (f *life) says(ctx context.Context, code uint, words ...string) {
 			f.t.Errorf("STATUS took %s", took)
 		}
 		if cluster.Code(a) != code {
-			return fmt.Errorf("it says %v", a.Err)
+			return said(a)
 		}
 		for _, w := range words {
-			if !strings.Contains(a.Err.Msg+a.Err.Details, w) {
-				return fmt.Errorf("it says %v, without %q", a.Err, w)
+			if !strings.Contains(a.Err.Msg, w) {
+				return fmt.Errorf("without %q: %w", w, said(a))
 			}
 		}
 		return nil
 	})
+}
+
+// said is an answer as an error.
+func said(a *lab.CNIAnswer) error {
+	if a.Err == nil {
+		return errors.New("it says that all is well")
+	}
+	return fmt.Errorf("it says: %w", a.Err)
 }
 
 // file returns the conflist, which is there or is not.
