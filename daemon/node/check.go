@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/ipam"
 )
 
@@ -100,13 +101,23 @@ func (n *Node) Ready(_ context.Context, r *api.Request) *api.Response {
 	case v.InDate(n.cfg.Clock()):
 		return &api.Response{}
 	case v.State == api.StateFenced, n.state(v) == api.StateLost:
-		text := readyText(n.state(v), v.Reason)
-		if all := stranded(v, n.cfg.Ledger.List()); len(all) > 0 {
-			text += fmt.Sprintf("; %d pod addresses are stranded, see tenurectl stranded", len(all))
-		}
+		text := readyText(n.state(v), v.Reason) + n.whatIsCut(v)
 		return &api.Response{Error: &types.Error{Code: api.CodeNotReadyLimited, Msg: text}}
 	}
 	return &api.Response{Error: &types.Error{Code: api.CodeNotReady, Msg: readyText(n.state(v), v.Reason)}}
+}
+
+// whatIsCut says what the reason does not, once it is about what the node
+// waits for: which subnet was lost, and how many pods sit on it.
+func (n *Node) whatIsCut(v lease.View) string {
+	text := ""
+	if !v.Held && v.LostWhy != "" && !strings.Contains(v.Reason, v.LostWhy) {
+		text += "; lost " + v.LostWhy
+	}
+	if all := stranded(v, n.cfg.Ledger.List()); len(all) > 0 {
+		text += fmt.Sprintf("; stranded pod addresses: %d, see tenurectl stranded", len(all))
+	}
+	return text
 }
 
 func readyText(s api.State, reason string) string {

@@ -177,11 +177,14 @@ func TestStatusTellsWhereTheCommandFailed(t *testing.T) {
 func TestStatusVerbCountsTheStranded(t *testing.T) {
 	r := newRig(t, held(t, "10.5.34.0/24", 7))
 	mustAdd(t, r, "c1")
-	r.tenancy.set(lost("10.5.34.0/24"))
+	v := lost("10.5.34.0/24")
+	v.Reason, v.LostWhy = "no free subnet", "10.5.34.0/24: another node holds the key"
+	r.tenancy.set(v)
 	resp := r.Ready(t.Context(), request("", ""))
 	wantCode(t, resp, api.CodeNotReadyLimited)
-	if !strings.Contains(resp.Error.Msg, "1 pod addresses are stranded") {
-		t.Errorf("it says %q", resp.Error.Msg)
+	const want = "no free subnet; lost 10.5.34.0/24: another node holds the key; stranded pod addresses: 1, see tenurectl stranded"
+	if !strings.HasSuffix(resp.Error.Msg, want) {
+		t.Errorf("it says %q, want %q", resp.Error.Msg, want)
 	}
 	r.tenancy.set(held(t, "10.5.35.0/24", 8))
 	if resp := r.Ready(t.Context(), request("", "")); resp.Error != nil {

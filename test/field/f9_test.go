@@ -62,7 +62,7 @@ func TestF9(t *testing.T) {
 	// command that acts on stranded pods is not run meanwhile.
 	store.Reserve(ctx, "10.5.2.0/24", "n9")
 	store.Revoke(ctx, cluster.Status(ctx, t, n1).Lease.ID)
-	f.says(ctx, api.CodeNotReadyLimited, "lost", "10.5.2.0/24", "1 pod addresses are stranded")
+	f.says(ctx, api.CodeNotReadyLimited, "no free subnet", "lost 10.5.2.0/24", "stranded pod addresses: 1")
 	if r := cluster.Run(ctx, t, n1, "tenurectl", "stranded", "-o", "ids", "--socket="+n1.Socket); r.Code != 1 || r.Out != old.ContainerID()+"\n" {
 		t.Errorf("tenurectl stranded: %s", r)
 	}
