@@ -76,15 +76,20 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 // explain adds to an error about the bridge what keeps the data plane from
 // making it.
 func (n *Node) explain(err error) error {
-	if !errors.Is(err, attach.ErrNoBridge) {
-		return err
-	}
-	for _, c := range n.cfg.Plane.Report().Conflicts {
-		if c.What == dataplane.ConflictBridge {
-			return fmt.Errorf("%w: %s; remove or rename it", err, c.Text)
-		}
+	if what := bridgeConflict(n.cfg.Plane.Report()); what != "" && errors.Is(err, attach.ErrNoBridge) {
+		return fmt.Errorf("%w: %s; remove or rename it", err, what)
 	}
 	return err
+}
+
+// bridgeConflict says what stands in the bridge's place; "" if nothing does.
+func bridgeConflict(r dataplane.Report) string {
+	for _, c := range r.Conflicts {
+		if c.What == dataplane.ConflictBridge {
+			return c.Text
+		}
+	}
+	return ""
 }
 
 // admit waits until the subnet is in date, then until the key is nobody

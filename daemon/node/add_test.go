@@ -133,6 +133,13 @@ func TestAddSaysWhatTheBridgeIs(t *testing.T) {
 		t.Errorf("it says %q", resp.Error.Msg)
 	}
 	wantNothing(t, r)
+	if resp = r.Ready(t.Context(), request("", "")); r.Status().Ready {
+		t.Error("the node is ready")
+	}
+	wantCode(t, resp, api.CodeNotReady)
+	if !strings.Contains(resp.Error.Msg, "tenure0 is a veth") {
+		t.Errorf("STATUS says %q", resp.Error.Msg)
+	}
 }
 
 // TestRepeatedAddIsAnswered even if the subnet is lost meanwhile: the pod has

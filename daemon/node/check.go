@@ -97,7 +97,10 @@ func (n *Node) Ready(_ context.Context, r *api.Request) *api.Response {
 		return &api.Response{Error: toCNI(err)}
 	}
 	v, _ := n.cfg.Tenancy.Changed()
+	what := bridgeConflict(n.cfg.Plane.Report())
 	switch {
+	case v.InDate(n.cfg.Clock()) && what != "":
+		return &api.Response{Error: &types.Error{Code: api.CodeNotReady, Msg: "tenured cannot serve pods: " + what}}
 	case v.InDate(n.cfg.Clock()):
 		return &api.Response{}
 	case v.State == api.StateFenced, n.state(v) == api.StateLost:

@@ -20,7 +20,7 @@ func (n *Node) Status() *api.Status {
 	report := n.cfg.Plane.Report()
 	s := &api.Status{
 		Version: n.cfg.Version, Node: n.cfg.NodeName, UID: n.cfg.uid(v),
-		State: n.state(v), Ready: v.InDate(now), Reason: v.Reason,
+		State: n.state(v), Ready: v.InDate(now) && bridgeConflict(report) == "", Reason: v.Reason,
 		Stranded: []api.Stranded{}, Peers: []api.Peer{}, Problems: []api.Problem{},
 		Etcd: api.Etcd{Endpoints: n.cfg.Store.Endpoints()},
 	}

@@ -68,6 +68,9 @@ func TestC5(t *testing.T) {
 		if cluster.Code(a) == 0 || !strings.Contains(a.Err.Msg+a.Err.Details, "tenure0 is a veth and not a bridge") {
 			t.Errorf("ADD: %v, want an error that says what tenure0 is", a.Err)
 		}
+		if a = cluster.Call(ctx, t, n, lab.CNICall{Verb: "STATUS"}); cluster.Code(a) != api.CodeNotReady {
+			t.Errorf("STATUS: %v, want code 50", a.Err)
+		}
 		if now := describe(ctx, t, n); now != was {
 			t.Errorf("tenure0 was\n%s\nand is\n%s", was, now)
 		}

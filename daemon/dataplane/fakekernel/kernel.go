@@ -229,7 +229,7 @@ func (k *Kernel) applyLink(change dataplane.Change) error {
 		if _, err := k.link(c.Bridge); err != nil {
 			return err
 		}
-		return k.changeLink(c.Link, func(l *dataplane.Link) { 
+		return k.changeLink(c.Link, func(l *dataplane.Link) {
 			l.Master, l.Up, l.Port = c.Bridge, true, dataplane.Port{Hairpin: true}
 		})
 	}
