@@ -141,8 +141,12 @@ func (n *node) sender(t *testing.T, src string) *net.UDPConn {
 func (n *node) listen(t *testing.T, at netip.AddrPort) *net.UDPConn {
 	t.Helper()
 	var c *net.UDPConn
+	network := "udp4"
+	if at.Addr().Is6() {
+		network = "udp6"
+	}
 	must(t, n.ns.Do(func() (err error) {
-		c, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at))
+		c, err = net.ListenUDP(network, net.UDPAddrFromAddrPort(at))
 		return err
 	}))
 	t.Cleanup(func() { _ = c.Close() })
@@ -157,9 +161,11 @@ type sink struct {
 	last  atomic.Uint64
 }
 
-func (n *node) sink(t *testing.T) *sink {
+func (n *node) sink(t *testing.T) *sink { return n.sinkAt(t, "0.0.0.0:0") }
+
+func (n *node) sinkAt(t *testing.T, at string) *sink {
 	t.Helper()
-	c := n.listen(t, netip.MustParseAddrPort("0.0.0.0:0"))
+	c := n.listen(t, netip.MustParseAddrPort(at))
 	must(t, setReadBuffer(c, 8<<20))
 	s := &sink{port: uint16(c.LocalAddr().(*net.UDPAddr).Port)}
 	done := make(chan struct{})
