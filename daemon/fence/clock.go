@@ -33,8 +33,8 @@ func BootTime() time.Duration {
 // TimeNamespaceOffset is how far this process's CLOCK_BOOTTIME stands from the
 // kernel's own, as /proc/self/timens_offsets tells. The program in the kernel
 // compares with the kernel's own clock, so anything but 0 would shift every
-// deadline by as much: a daemon that sees it must not arm. A kernel without
-// time namespaces has no offset.
+// deadline by as much: Open refuses. A kernel without time namespaces has no
+// offset.
 func TimeNamespaceOffset() (time.Duration, error) {
 	text, err := os.ReadFile(timensOffsets)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -48,6 +48,17 @@ func TimeNamespaceOffset() (time.Duration, error) {
 		return 0, fmt.Errorf("read the time namespace's offsets from %s: %w", timensOffsets, err)
 	}
 	return offset, nil
+}
+
+// straightClock is nil only if it is known that there is no offset.
+func straightClock(offset time.Duration, err error) error {
+	if err != nil {
+		return fmt.Errorf("%w, as far as can be told: %w", ErrClock, err)
+	}
+	if offset != 0 {
+		return fmt.Errorf("%w: it runs in a time namespace that is %s off, and every deadline would be off by as much; start it outside", ErrClock, offset)
+	}
+	return nil
 }
 
 // parseBootOffset takes the boottime line out of the file: a name, seconds,

@@ -30,6 +30,10 @@ var (
 
 	// ErrNoSubnet says that there is no live subnet to open for.
 	ErrNoSubnet = errors.New("the fence has no live subnet")
+
+	// ErrClock says that this process's CLOCK_BOOTTIME is not the kernel's own,
+	// which the program compares with: every deadline would be off by as much.
+	ErrClock = errors.New("this process reads another CLOCK_BOOTTIME than the kernel")
 )
 
 // Generation counts what ends the claim of a cycle in flight. It is never 0.
@@ -38,7 +42,8 @@ type Generation uint64
 // Options are what Open needs.
 type Options struct {
 	// Links names the devices on which an earlier process may have left the
-	// filters. Names that do not exist are passed over.
+	// filters. Names that do not exist are passed over. Nil is every device of
+	// the namespace: an uplink need not be known yet, or may be another now.
 	Links []string
 	// Instance is the daemon's name. It keeps the filters of two daemons apart
 	// that share an uplink.
@@ -71,7 +76,8 @@ type Fence struct {
 // goes on with them as they are: the deadline, the addresses and the tokens
 // stand, and no frame is lost. Where there are none, or only ones of another
 // layout, it makes new ones, closed. Nothing is attached yet. An error wraps
-// ErrUnsupported if maps or programs cannot be made here.
+// ErrClock in a time namespace with an offset, and ErrUnsupported if maps or
+// programs cannot be made here.
 func Open(o Options) (*Fence, error) {
 	f := &Fence{log: o.Log, handle: filterHandle(o.Instance), maps: &sharedMaps{}, generation: 1}
 	if f.log == nil {
@@ -84,6 +90,9 @@ func Open(o Options) (*Fence, error) {
 }
 
 func (f *Fence) open(o Options) error {
+	if err := straightClock(TimeNamespaceOffset()); err != nil {
+		return err
+	}
 	// Kernels before 5.11 count maps against RLIMIT_MEMLOCK.
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return fmt.Errorf("%w: lift RLIMIT_MEMLOCK: %w", ErrUnsupported, err)
@@ -119,6 +128,10 @@ func (f *Fence) complete() error {
 		return err
 	}
 	l, err := f.maps.current()
+	if errors.Is(err, errDamaged) {
+		f.log.Error("fence: what an earlier process left is damaged, so it starts closed", "error", err)
+		l, err = nil, nil
+	}
 	if err != nil {
 		return err
 	}

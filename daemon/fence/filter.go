@@ -15,7 +15,8 @@ import (
 )
 
 // ErrShadowed says that someone else's filter on the device is asked before
-// the fence and can let frames past it.
+// the fence, though the fence has just been put ahead of all: it can let frames
+// past.
 var ErrShadowed = errors.New("another filter runs ahead of the fence")
 
 // ErrQdisc says that a qdisc without an outward side stands in the one place
@@ -27,12 +28,16 @@ const filterPriority = 1
 
 // filterHandle keeps our filter apart from other bpf filters of its priority:
 // other instances' by the name, others' by the top bit, which the kernel never
-// sets in a handle it chooses itself.
+// sets in a handle it chooses itself. The lowest bit is left to otherHandle.
 func filterHandle(instance string) uint32 {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(instance))
-	return h.Sum32() | 1<<31
+	return (h.Sum32() | 1<<31) &^ 1
 }
+
+// otherHandle is the second handle that is ours. A filter is moved by putting
+// it there anew, so that at no moment there is none.
+func otherHandle(handle uint32) uint32 { return handle ^ 1 }
 
 // parent is the side of the clsact qdisc that a direction hangs on.
 func (d direction) parent() uint32 {
@@ -43,9 +48,8 @@ func (d direction) parent() uint32 {
 }
 
 // Attached reports whether the program of this build, over the maps of this
-// Fence, is on both directions of the vxlan device. A device that does not
-// exist has none. The error wraps ErrShadowed if it is there, but a foreign
-// filter is asked before it.
+// Fence, is on both directions of the vxlan device, once and before anybody
+// else's filter. A device that does not exist has none.
 func (f *Fence) Attached(ctx context.Context, ifindex int) (bool, error) {
 	return f.attachedBoth(ctx, ifindex, overlay)
 }
@@ -54,8 +58,9 @@ func (f *Fence) Attached(ctx context.Context, ifindex int) (bool, error) {
 // an earlier build's, in one step each. The maps are those of all the devices,
 // and the deadline in them stands: it is absolute and belongs to the addresses
 // beside it, so a device attached anew passes no longer than the others. A
-// clsact qdisc that is there is used, other filters are left alone. A device
-// of which Attach has failed must be down.
+// clsact qdisc that is there is used, other filters are left alone; but the
+// fence goes ahead of one that was put before it. A device of which Attach has
+// failed must be down.
 func (f *Fence) Attach(ctx context.Context, ifindex int) error {
 	return f.attachBoth(ctx, ifindex, overlay)
 }
@@ -71,6 +76,28 @@ func (f *Fence) AttachedUplink(ctx context.Context, ifindex int) (bool, error) {
 // everything else pass, open or shut. Direct routes must not exist before it.
 func (f *Fence) AttachUplink(ctx context.Context, ifindex int) error {
 	return f.attachBoth(ctx, ifindex, uplink)
+}
+
+// DetachUplink takes the program off again, once no direct route leads through
+// the device any more: what is left would go on judging the host's packets
+// within Network. The qdisc stays, it may be in use by others. A device without
+// the program, or that is gone, is no error.
+func (f *Fence) DetachUplink(ctx context.Context, ifindex int) error {
+	f.attaching.Lock()
+	defer f.attaching.Unlock()
+	for d := range directions {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("detach the fence from device %d: %w", ifindex, err)
+		}
+		filters, err := f.filters(ifindex, d)
+		if err != nil {
+			return err
+		}
+		if err := f.removeFilters(ifindex, slices.DeleteFunc(filters, func(g netlink.Filter) bool { return !f.owns(g) })); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (f *Fence) attachedBoth(ctx context.Context, ifindex int, k form) (bool, error) {
@@ -98,49 +125,77 @@ func (f *Fence) attachBoth(ctx context.Context, ifindex int, k form) error {
 		return err
 	}
 	for d := range directions {
-		if err := f.replaceFilter(ifindex, k, d); err != nil {
+		if err := f.putFilter(ifindex, k, d); err != nil {
 			return err
 		}
-		ok, err := f.attached(ifindex, k, d)
-		if err != nil {
+		if err := f.verify(ifindex, k, d); err != nil {
 			return err
-		}
-		if !ok {
-			return fmt.Errorf("attach %s to device %d: the kernel took the filter but does not show it", programName(k, d), ifindex)
 		}
 	}
 	return nil
 }
 
+// verify reads back what putFilter has done.
+func (f *Fence) verify(ifindex int, k form, d direction) error {
+	ok, err := f.attached(ifindex, k, d)
+	if err != nil || ok {
+		return err
+	}
+	filters, err := f.filters(ifindex, d)
+	if err != nil {
+		return err
+	}
+	if at, _ := f.ours(filters); at > 0 {
+		if first := ahead(filters[:at]); first != nil {
+			return fmt.Errorf("attach %s to device %d: %s filter with priority %d and handle %#x: %w",
+				programName(k, d), ifindex, first.Type(), first.Attrs().Priority, first.Attrs().Handle, ErrShadowed)
+		}
+	}
+	return fmt.Errorf("attach %s to device %d: the kernel took the filter but does not show it", programName(k, d), ifindex)
+}
+
+// attached looks at one direction. A filter of ours behind somebody else's is
+// as good as none: that one may end the walk.
 func (f *Fence) attached(ifindex int, k form, d direction) (bool, error) {
 	filters, err := f.filters(ifindex, d)
 	if err != nil {
 		return false, err
 	}
-	at := slices.IndexFunc(filters, f.owns)
-	if at < 0 {
+	at, ours := f.ours(filters)
+	if len(ours) != 1 || ahead(filters[:at]) != nil {
 		return false, nil
 	}
-	ours := filters[at].(*netlink.BpfFilter)
-	if !ours.DirectAction || ours.Tag != f.programs[k][d].tag {
+	one := ours[0]
+	if !one.DirectAction || one.Tag != f.programs[k][d].tag {
 		return false, nil
 	}
-	there, err := programByID(ours.Id)
+	there, err := programByID(one.Id)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("inspect filter %s on device %d: %w", ours.Name, ifindex, err)
+		return false, fmt.Errorf("inspect filter %s on device %d: %w", one.Name, ifindex, err)
 	}
-	if !slices.Equal(there, f.programs[k][d].maps) {
-		return false, nil
+	return slices.Equal(there, f.programs[k][d].maps), nil
+}
+
+// ours are the filters of this instance, and where the first one stands.
+func (f *Fence) ours(filters []netlink.Filter) (at int, ours []*netlink.BpfFilter) {
+	at = slices.IndexFunc(filters, f.owns)
+	for _, filter := range filters {
+		if f.owns(filter) {
+			ours = append(ours, filter.(*netlink.BpfFilter))
+		}
 	}
-	if i := slices.IndexFunc(filters[:at], isForeign); i >= 0 {
-		first := filters[i].Attrs()
-		return false, fmt.Errorf("%s on device %d: %s filter with priority %d and handle %#x: %w",
-			programName(k, d), ifindex, filters[i].Type(), first.Priority, first.Handle, ErrShadowed)
+	return at, ours
+}
+
+// ahead is the first of the filters that can end the walk, nil if none can.
+func ahead(filters []netlink.Filter) netlink.Filter {
+	if i := slices.IndexFunc(filters, isForeign); i >= 0 {
+		return filters[i]
 	}
-	return true, nil
+	return nil
 }
 
 // ensureClsact adds the qdisc that both directions hang on, unless there is
@@ -171,24 +226,72 @@ func (f *Fence) ensureClsact(ifindex int) error {
 	return nil
 }
 
+// putFilter makes our filter the first one and the only one of ours. The kernel
+// puts a new filter before those of the same priority, and leaves one that is
+// replaced where it stands: so one that somebody got ahead of is put anew under
+// our other handle, and only then the one behind is removed.
+func (f *Fence) putFilter(ifindex int, k form, d direction) error {
+	filters, err := f.filters(ifindex, d)
+	if err != nil {
+		return err
+	}
+	handle := f.handle
+	at, old := f.ours(filters)
+	if at >= 0 {
+		handle = old[0].Handle
+		if ahead(filters[:at]) == nil {
+			old = old[1:]
+		} else if handle = otherHandle(handle); len(old) > 1 {
+			// Both stand behind: the handle is free once the second is gone.
+			if err := f.removeFilters(ifindex, asFilters(old[1:])); err != nil {
+				return err
+			}
+			old = old[:1]
+		}
+	}
+	if err := f.replaceFilter(ifindex, k, d, handle); err != nil {
+		return err
+	}
+	return f.removeFilters(ifindex, asFilters(old))
+}
+
+func asFilters(all []*netlink.BpfFilter) []netlink.Filter {
+	out := make([]netlink.Filter, len(all))
+	for i, filter := range all {
+		out[i] = filter
+	}
+	return out
+}
+
+func (f *Fence) removeFilters(ifindex int, all []netlink.Filter) error {
+	for _, filter := range all {
+		err := f.links.FilterDel(filter)
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("remove filter with priority %d and handle %#x from device %d: %w",
+				filter.Attrs().Priority, filter.Attrs().Handle, ifindex, err)
+		}
+	}
+	return nil
+}
+
 // replaceFilter writes our filter. Priority, protocol and handle are fixed, so
 // the kernel exchanges the program of the filter that is there, without a
 // moment in between and without a second one beside it.
-func (f *Fence) replaceFilter(ifindex int, k form, d direction) error {
+func (f *Fence) replaceFilter(ifindex int, k form, d direction, handle uint32) error {
 	err := f.links.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: ifindex,
 			Parent:    d.parent(),
 			Priority:  filterPriority,
 			Protocol:  unix.ETH_P_ALL,
-			Handle:    f.handle,
+			Handle:    handle,
 		},
 		Fd:           f.programs[k][d].prog.FD(),
 		Name:         programName(k, d),
 		DirectAction: true,
 	})
 	if errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("attach %s to device %d: %w (is there a filter of another kind with priority %d?)",
+		return fmt.Errorf("attach %s to device %d: %w (is there a filter of another kind or protocol with priority %d? The fence must be asked first)",
 			programName(k, d), ifindex, err, filterPriority)
 	}
 	if err != nil {
@@ -200,10 +303,14 @@ func (f *Fence) replaceFilter(ifindex int, k form, d direction) error {
 // filters lists one direction's filters in the order in which the kernel asks
 // them: chain 0, by priority, and within a priority as bpf keeps them.
 func (f *Fence) filters(ifindex int, d direction) ([]netlink.Filter, error) {
+	return listFilters(f.links, ifindex, d)
+}
+
+func listFilters(h *netlink.Handle, ifindex int, d direction) ([]netlink.Filter, error) {
 	if ifindex <= 0 {
 		return nil, fmt.Errorf("list the filters of device %d: no such index", ifindex)
 	}
-	all, err := f.links.FilterList(deviceOf(ifindex), d.parent())
+	all, err := h.FilterList(deviceOf(ifindex), d.parent())
 	if err != nil {
 		return nil, fmt.Errorf("list the filters of device %d: %w", ifindex, err)
 	}
@@ -218,10 +325,14 @@ func deviceOf(ifindex int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
 }
 
-func (f *Fence) owns(filter netlink.Filter) bool {
+func (f *Fence) owns(filter netlink.Filter) bool { return owned(filter, f.handle) }
+
+// owned knows the filters of an instance by where they are and by their handle.
+func owned(filter netlink.Filter, handle uint32) bool {
 	_, bpf := filter.(*netlink.BpfFilter)
 	a := filter.Attrs()
-	return bpf && a.Priority == filterPriority && a.Protocol == unix.ETH_P_ALL && a.Handle == f.handle
+	return bpf && a.Priority == filterPriority && a.Protocol == unix.ETH_P_ALL &&
+		(a.Handle == handle || a.Handle == otherHandle(handle))
 }
 
 // isForeign is false for the filters of other instances: they give no verdict
@@ -233,22 +344,67 @@ func isForeign(filter netlink.Filter) bool {
 
 // find takes over the maps that an earlier process's filters use.
 func (f *Fence) find(links []string) error {
-	for _, name := range links {
-		link, err := f.links.LinkByName(name)
-		if errors.As(err, &netlink.LinkNotFoundError{}) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("look up device %s: %w", name, err)
-		}
+	devices, err := devices(f.links, links)
+	if err != nil {
+		return err
+	}
+	for _, link := range devices {
 		// The inward program names every map, the outward one all but the tokens.
 		for _, d := range []direction{inward, outward} {
 			if err := f.adopt(link.Attrs().Index, d); err != nil {
-				return fmt.Errorf("find the earlier fence on %s: %w", name, err)
+				return fmt.Errorf("find the earlier fence on %s: %w", link.Attrs().Name, err)
 			}
 		}
 	}
 	return nil
+}
+
+// dumpTries bounds how often a list is asked for that pods coming and going
+// have torn.
+const dumpTries = 10
+
+// devices are the links of these names, as far as there are, or all for nil.
+func devices(h *netlink.Handle, names []string) ([]netlink.Link, error) {
+	all, err := h.LinkList()
+	for try := 1; try < dumpTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		all, err = h.LinkList()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the devices: %w", err)
+	}
+	return slices.DeleteFunc(all, func(l netlink.Link) bool {
+		return names != nil && !slices.Contains(names, l.Attrs().Name)
+	}), nil
+}
+
+// Bare names those of the devices o.Links that lack the filter of this instance
+// in either direction. It loads nothing, so it also tells on a machine where
+// Open fails: a vxlan device without the fence must be down there. What program
+// hangs on a filter is not judged: an earlier process's shuts at its deadline.
+func Bare(o Options) (bare []string, err error) {
+	h, err := openLinks(o.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	all, err := devices(h, o.Links)
+	if err != nil {
+		return nil, err
+	}
+	handle := filterHandle(o.Instance)
+	for _, link := range all {
+		for d := range directions {
+			filters, err := listFilters(h, link.Attrs().Index, d)
+			if err != nil {
+				return nil, err
+			}
+			if !slices.ContainsFunc(filters, func(filter netlink.Filter) bool { return owned(filter, handle) }) {
+				bare = append(bare, link.Attrs().Name)
+				break
+			}
+		}
+	}
+	return bare, nil
 }
 
 func (f *Fence) adopt(ifindex int, d direction) error {

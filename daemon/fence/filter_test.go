@@ -164,16 +164,75 @@ func TestForeignFilters(t *testing.T) {
 		t.Errorf("the filters behind the fence were asked %d times, want 2", after-before)
 	}
 
-	// One put ahead later can let frames past.
-	n1.addFilter(t, outward, 1, 2, "ahead", asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()})
-	if ok, err := n1.fence.Attached(t.Context(), n1.index); ok || !errors.Is(err, ErrShadowed) {
-		t.Errorf("with a filter ahead: attached %t, %v", ok, err)
-	}
 	qdiscs, err := n1.h.QdiscList(deviceOf(n1.index))
 	must(t, err)
 	if !slices.ContainsFunc(qdiscs, func(q netlink.Qdisc) bool { return q.Type() == "clsact" }) {
 		t.Error("the clsact qdisc is gone")
 	}
+}
+
+// A filter that somebody puts ahead of the fence later can let frames past it.
+// The fence goes ahead of it, again and again, and never is there none: the
+// closed overlay lets nothing through meanwhile. The other one is left alone.
+func TestAheadOfLaterFilters(t *testing.T) {
+	n1, n2 := twoNodes(t)
+	n1.attach(t)
+	c, s := n1.sender(t, "10.5.1.7"), n2.sink(t)
+	letAll := asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}
+	for i := range 3 {
+		handle := uint32(i + 1)
+		n1.addFilter(t, outward, filterPriority, handle, "ahead", letAll)
+		passes(t, "past the fence", c, s, "10.5.2.7")
+		if ok, err := n1.fence.Attached(t.Context(), n1.index); err != nil || ok {
+			t.Errorf("with a filter ahead: attached %t, %v", ok, err)
+		}
+		n1.attach(t)
+		if ok, err := n1.fence.Attached(t.Context(), n1.index); err != nil || !ok {
+			t.Errorf("ahead again: attached %t, %v", ok, err)
+		}
+		drops(t, "ahead again", n1.fence, Closed, s, func() { send(t, c, "10.5.2.7", s.port, 1) })
+		var theirs int
+		for _, f := range n1.filterList(t, outward) {
+			if f.(*netlink.BpfFilter).Name == "ahead" {
+				theirs++
+			}
+		}
+		if all := n1.filterList(t, outward); theirs != i+1 || len(all) != i+2 {
+			t.Errorf("the kernel has %v, want %d of theirs and one of ours", all, i+1)
+		}
+	}
+	// The next process knows the filter by either handle.
+	n1.armFor(t, time.Minute)
+	until := n1.fence.Deadline()
+	must(t, n1.fence.Release())
+	n1.fence = n1.open(t)
+	if d := n1.fence.Deadline(); d != until {
+		t.Errorf("found the deadline %s, want %s", d, until)
+	}
+}
+
+// A process that ended while it moved the filter leaves two: one remains.
+func TestTwoOfOurs(t *testing.T) {
+	for _, behind := range []bool{false, true} {
+		n1, _ := twoNodes(t)
+		n1.attach(t)
+		n1.replaceFilterAs(t, otherHandle(n1.fence.handle))
+		if behind {
+			n1.addFilter(t, outward, filterPriority, 1, "ahead", asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()})
+		}
+		if ok, err := n1.fence.Attached(t.Context(), n1.index); err != nil || ok {
+			t.Errorf("with two of ours: attached %t, %v", ok, err)
+		}
+		n1.attach(t)
+		if _, ours := n1.fence.ours(n1.filterList(t, outward)); len(ours) != 1 {
+			t.Errorf("%d filters of ours remain", len(ours))
+		}
+	}
+}
+
+func (n *node) replaceFilterAs(t *testing.T, handle uint32) {
+	t.Helper()
+	must(t, n.fence.replaceFilter(n.index, overlay, outward, handle))
 }
 
 // On an ingress qdisc the kernel accepts a filter for the way out and runs it

@@ -37,6 +37,9 @@ func newLive(subnets Subnets, network Network, deadline time.Duration) (*live, e
 	return openLive(m)
 }
 
+// errDamaged says that the state object holds what no fence writes.
+var errDamaged = errors.New("addresses that are no prefix")
+
 // openLive maps an existing state object. It takes m, also when it fails.
 func openLive(m *ebpf.Map) (*live, error) {
 	var s state
@@ -45,7 +48,7 @@ func openLive(m *ebpf.Map) (*live, error) {
 	}
 	subnets, network, err := decode(s)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("read map %s: %w", stateName, err), m.Close())
+		return nil, errors.Join(fmt.Errorf("read map %s: %w: %w", stateName, errDamaged, err), m.Close())
 	}
 	page, err := unix.Mmap(m.FD(), 0, unix.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
