@@ -56,6 +56,7 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 		"WatchSignalsAndCloses":    watchSignals,
 		"A10FirstSubnetOfAll":      firstSubnet,
 		"FencedBeforeUp":           fencedBeforeUp,
+		"FencedWithoutSubnet":      fencedWithoutSubnet,
 		"FirstAddressOfPrefixGoes": firstAddressGoes,
 		"KeptPeers":                keptPeers,
 		"KeptPeersAreRepaired":     keptPeersAreRepaired,
@@ -691,6 +692,30 @@ func fencedBeforeUp(t *testing.T, m *machine) {
 		t.Errorf("still up after the fence was lost and could not be attached")
 	}
 	m.converge(t, want)
+}
+
+// fencedWithoutSubnet takes the fence off a device that stands from before,
+// while no subnet is held: it comes back, and where it cannot, the device goes
+// down.
+func fencedWithoutSubnet(t *testing.T, m *machine) {
+	held, lost := node34(peer(35)), node34(peer(35))
+	lost.Vxlan = nil
+	m.converge(t, held)
+	m.guard.Detach(m.read(t).Links[overlay].Index)
+	m.converge(t, lost)
+	if s := m.read(t); !s.Links[overlay].Up || !s.Fenced[overlay] {
+		t.Fatalf("link %+v, fenced %v", s.Links[overlay], s.Fenced)
+	}
+	m.guard.Detach(m.read(t).Links[overlay].Index)
+	ops, _ := dataplane.Plan(lost, m.read(t))
+	if len(ops) != 1 || ops[0].OnFail == nil {
+		t.Fatalf("planned\n%s", text(ops))
+	}
+	m.change(t, ops[0].OnFail)
+	if ops := m.converge(t, lost); len(ops) > 0 || m.read(t).Links[overlay].Up {
+		t.Errorf("down without a fence, wrote\n%s", text(ops))
+	}
+	m.converge(t, held)
 }
 
 // firstAddressGoes: the kernel deletes later addresses of a prefix with the

@@ -11,8 +11,9 @@
 // It promises: what someone deletes or changes comes back within seconds; the
 // pass after a repair writes nothing; links, addresses, routes, rules and
 // chains that are not ours are reported when they clash and never touched; a
-// vxlan device is up only with the fence attached; a peer's route is added
-// only after its token, forwarding entry and neighbour are in place.
+// vxlan device is up only with the fence attached, also while no subnet is held;
+// a peer's route is added only after its token, forwarding entry and neighbour
+// are in place.
 //
 // What is ours: the devices <name>0 and <name>.<number>; addresses inside
 // Network on them; permanent neighbours and static forwarding entries on the

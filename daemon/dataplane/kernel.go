@@ -32,10 +32,11 @@ type Kernel interface {
 // called from one goroutine at a time.
 type Guard interface {
 	// Attached reports whether our current program is attached to both
-	// directions of the device.
+	// directions of the device, with nobody else's ahead of it.
 	Attached(ctx context.Context, ifindex int) (bool, error)
 	// Attach attaches the program, or replaces an older one atomically. A
-	// program attached anew is closed until somebody proves the lease.
+	// device attached anew passes until the deadline that was proven last, and
+	// no longer. If it fails, the device must be down.
 	Attach(ctx context.Context, ifindex int) error
 	// Tokens returns the VTEP MACs of peers that are let in, each with the
 	// subnet it stands for.

@@ -68,6 +68,39 @@ func TestWatchP2SurvivesAnOverrun(t *testing.T) {
 	}
 }
 
+// TestWatchNoticesTheFence: a filter or its qdisc that somebody deletes or adds
+// is noticed, not only found by the timer.
+func TestWatchNoticesTheFence(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs root and network namespaces")
+	}
+	ns := netnstest.New(t)
+	k, err := OpenLinux(LinuxOptions{Name: "tenure", NetNS: ns.FD()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	notices, err := k.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: 1, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
+	}}
+	for _, change := range []func(netlink.Qdisc) error{k.handle.QdiscAdd, k.handle.QdiscDel} {
+		if err := change(clsact); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-notices:
+		case <-time.After(5 * time.Second):
+			t.Fatal("not noticed")
+		}
+	}
+}
+
 func TestMatters(t *testing.T) {
 	neigh := func(kind uint16, state uint16) syscall.NetlinkMessage {
 		m := syscall.NetlinkMessage{Data: make([]byte, unix.SizeofNdMsg)}

@@ -160,6 +160,11 @@ func TestPlanConvergesInOnePass(t *testing.T) {
 // peers, from the conflicts alone.
 func (w world) requireWhole(want dataplane.Desired) {
 	s := w.read()
+	for name, l := range s.Links {
+		if l.Kind == dataplane.KindVxlan && l.Up && !s.Fenced[name] {
+			w.t.Fatalf("%s is up, fenced %v", name, s.Fenced)
+		}
+	}
 	_, conflicts := dataplane.Plan(want, s)
 	if want.Vxlan == nil {
 		return

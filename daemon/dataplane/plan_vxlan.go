@@ -10,6 +10,7 @@ import (
 func (p *planner) vxlan() {
 	if p.want.Vxlan == nil {
 		p.blocked = "no subnet is held"
+		p.guard()
 		return
 	}
 	name := p.want.VxlanName()
@@ -36,6 +37,19 @@ func (p *planner) vxlan() {
 	p.delAddrs(scopeVxlan, name, old)
 	dev.flushed, dev.noNeighs = flushed, dev.noNeighs || flushed
 	p.peers(dev)
+}
+
+// guard keeps the fence on the devices that stand from before while no subnet
+// is held, so that nothing else of them can be judged. Without it one
+// would be open: to stranded pods, and after a restart with etcd away also past
+// the deadline.
+func (p *planner) guard() {
+	for _, name := range keysThat(p.have.Links, strings.Compare, func(name string) bool {
+		attached, known := p.have.Fenced[name]
+		return p.have.Links[name].Up && known && !attached
+	}) {
+		p.ops = append(p.ops, Op{Scope: "fence/" + name, Change: AttachFence{name}, OnFail: SetDown{name}})
+	}
 }
 
 // overlay is the vxlan device as the planned operations leave it.
