@@ -93,9 +93,13 @@ func (f *Fence) open(o Options) error {
 	if err := straightClock(TimeNamespaceOffset()); err != nil {
 		return err
 	}
-	// Kernels before 5.11 count maps against RLIMIT_MEMLOCK.
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return fmt.Errorf("%w: lift RLIMIT_MEMLOCK: %w", ErrUnsupported, err)
+	// Kernels before 5.11 count maps against RLIMIT_MEMLOCK. The library looks
+	// once, when the process starts, whether this one does, and a kernel that
+	// refuses then and later does not is taken for such a one. So a limit that
+	// cannot be lifted is only half of an error.
+	limit := rlimit.RemoveMemlock()
+	if err := mayCreate(); err != nil {
+		return fmt.Errorf("%w: %w%s", ErrUnsupported, errors.Join(err, limit), hint(err))
 	}
 	var err error
 	if f.links, err = openLinks(o.NetNS); err != nil {

@@ -3,6 +3,7 @@ package fence
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -20,6 +21,24 @@ const (
 
 // maxTokens bounds the peers of one node.
 const maxTokens = 16384
+
+// mayCreate asks the kernel for a named map, in its own words. The library
+// takes any refusal of its first such map for "this kernel knows no names" and
+// remembers that for the life of the process: had it come first to a kernel
+// that refuses and later does not, the maps would be nameless, and the next
+// process would not find them.
+func mayCreate() error {
+	attr := struct {
+		kind, keySize, valueSize, maxEntries, flags, inner, numa uint32
+		name                                                     [unix.BPF_OBJ_NAME_LEN]byte
+	}{kind: unix.BPF_MAP_TYPE_ARRAY, keySize: 4, valueSize: 4, maxEntries: 1}
+	copy(attr.name[:], "tenure_try")
+	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_MAP_CREATE, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	if errno != 0 {
+		return fmt.Errorf("create a map: %w", errno)
+	}
+	return unix.Close(int(fd))
+}
 
 // sharedMaps are what the programs share, over all devices and over restarts.
 type sharedMaps struct {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/vishvananda/netns"
@@ -150,43 +149,6 @@ func (d *daemon) tenancy(ctx context.Context) error {
 		return nil
 	})
 	return g.Wait()
-}
-
-// fenceRetry is the pause before another try to load the fence.
-const fenceRetry = 5 * time.Second
-
-func (d *daemon) openFence(ctx context.Context) (*fence.Fence, error) {
-	for {
-		f, err := d.tryFence()
-		if err == nil {
-			d.engine.Refuse("")
-			return f, nil
-		}
-		d.engine.Refuse("this machine cannot fence its overlay, so it may hold no subnet: " + err.Error())
-		d.log.Error("no fence, no subnet", "error", err)
-		t := time.NewTimer(fenceRetry)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return nil, ctx.Err()
-		case <-t.C:
-		}
-	}
-}
-
-func (d *daemon) tryFence() (*fence.Fence, error) {
-	offset, err := fence.TimeNamespaceOffset()
-	if err != nil {
-		return nil, err
-	}
-	if offset != 0 {
-		return nil, fmt.Errorf("the daemon runs in a time namespace whose CLOCK_BOOTTIME is %s off the kernel's, which would bend every deadline by as much; start it outside", offset)
-	}
-	links, err := d.underlay.ownLinks()
-	if err != nil {
-		return nil, err
-	}
-	return fence.Open(fence.Options{Links: links, Instance: d.cfg.Name, Log: d.log})
 }
 
 // openLedger opens the record of addresses; one that is missing or damaged is

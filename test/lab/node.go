@@ -133,6 +133,12 @@ func (n *Node) varLib() string { return filepath.Join(n.dir, "var-lib") }
 // after them. A flag that args has is not given twice. It waits for nothing;
 // an earlier daemon must have ended.
 func (n *Node) Start(ctx context.Context, args ...string) error {
+	return n.StartUnder(ctx, nil, args...)
+}
+
+// StartUnder is Start behind the words of wrapper: a program that becomes
+// tenured, as nice(1) does.
+func (n *Node) StartUnder(ctx context.Context, wrapper []string, args ...string) error {
 	if p := n.Process(); p != nil {
 		select {
 		case <-p.Done():
@@ -144,7 +150,7 @@ func (n *Node) Start(ctx context.Context, args ...string) error {
 	if err != nil {
 		return err
 	}
-	p, err := n.lab.spawn(n.name, n.LogFile(), append(append([]string{tenured}, n.flags(args)...), args...)...)
+	p, err := n.lab.spawn(n.name, n.LogFile(), slices.Concat(wrapper, []string{tenured}, n.flags(args), args)...)
 	if err != nil {
 		return err
 	}
