@@ -137,3 +137,15 @@ func isUp(ctx context.Context, n *lab.Node, want bool) error {
 	}
 	return nil
 }
+
+// TestRefusedInAnotherTime starts a daemon whose CLOCK_BOOTTIME is not the
+// kernel's own: its deadlines would be off by a day.
+func TestRefusedInAnotherTime(t *testing.T) {
+	ctx := cluster.Context(t, time.Minute)
+	c := cluster.Born(ctx, t, cluster.Network, "n1")
+	n := c.Nodes[0]
+	if err := n.StartUnder(ctx, []string{"unshare", "--time", "--boottime=86400"}); err != nil {
+		t.Fatal(err)
+	}
+	refused(ctx, t, n, "time namespace")
+}
