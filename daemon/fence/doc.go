@@ -8,11 +8,13 @@
 // time, and that what is in force outlives the process. It must not import the
 // lease (it is told F, it does not judge leases), etcd, or the data plane.
 //
+// Package lease computes F and says when; its documentation is the other half
+// of the argument. This half begins with F as a number.
+//
 // # The clock
 //
-// F is an absolute reading of CLOCK_BOOTTIME, which counts suspended time and
-// which nobody can set. The daemon computes it from a reading taken before the
-// request was sent:
+// F is an absolute reading of CLOCK_BOOTTIME. The daemon computes it from a
+// reading taken before the request was sent:
 //
 //	          node      etcd       proof     Arm(F)     kernel        etcd may give
 //	          reads     renews     holds     writes     shuts         the subnet away
@@ -20,15 +22,45 @@
 //	          │         │          │         │          │             │
 //	BOOTTIME ─┼─────────┼──────────┼─────────┼──────────┼──────┼──────┼──▶
 //	          │                                         │      │
+//	          │                                         F    t0 + TTL
 //	          │◀───────────── TTL − margin ────────────▶│      │
+//	          │                                         │margin│
 //	          │◀──────────────────── TTL ─────────────────────▶│
 //
 // etcd counts TTL from r, and r is not before t0; so F is at least the margin
 // before anything can happen to the subnet. The margin pays for clocks that run
-// at slightly different speeds and for frames already judged. A daemon that is
-// stopped anywhere on this line, for however long, writes the same F when it
-// goes on, and by then F may be past: it opens nothing. After a boot the clock
-// starts anew and so do the maps: shut.
+// at slightly different speeds and for frames already judged.
+//
+// The program compares, for every frame, two 64-bit numbers as unsigned:
+// bpf_ktime_get_boot_ns(), read first, and F. Now ≥ F drops. Nothing else is
+// asked: not the wall clock, not a timer, not the daemon.
+//
+// It is BOOTTIME because of what the others do. CLOCK_REALTIME can be set, and
+// a step back would lengthen a lease. CLOCK_MONOTONIC stands still while the
+// machine is suspended, and etcd's does not: a laptop closed for a day would
+// wake with its fence open. BOOTTIME counts suspended time, nobody can set it,
+// and after a boot it starts anew, as the maps do: shut. A process in a time
+// namespace reads it with an offset, and the program never does; Open refuses
+// to work there (ErrClock).
+//
+// # What a stopped daemon can and cannot do
+//
+// A daemon that is stopped, swapped out or hung anywhere on the line above
+// writes the same F when it goes on, however late; by then F may be past, and
+// it opens nothing. The steps in which it can stop, and what holds meanwhile:
+//
+//	stopped                  in force           when it goes on
+//	before t0                the F before       an ordinary cycle
+//	t0 … before Arm          the F before       Arm writes F; if F has passed, shut stays shut
+//	between Close or CutTo   F as cut           Arm is of an older Generation: ErrSuperseded
+//	  and an Arm in flight
+//	changing the subnet      F = 0              Set goes on; F comes last, with Arm
+//	after Arm                F                  the kernel has shut at F by itself
+//	killed, at any time      what was in force  the next process finds it through the filters
+//
+// It cannot lengthen what it has not proven, open what it has closed, or keep
+// the kernel from shutting. It can fail to close before F when a subnet is
+// lost early (a key deleted by hand): then F closes.
 //
 // # Why no moment is open that should not be
 //
@@ -98,23 +130,35 @@
 // or not. There is no token there: an earlier tenant that believes in a wrong
 // clock is not caught by its receivers.
 //
-// # Finding it again
+// # Attaching, and finding it again
 //
 // Nothing is pinned: the filters hold the programs and the programs the maps,
 // so all of it lives as long as the device. Open goes from a filter to its
 // program to that program's maps, and knows them by name, type and sizes; the
-// number in the names is the layout. Maps of another layout are left alone and
-// new ones made, shut. They stay in force on the device until Attach replaces
-// the filter, so Attach comes before everything else after Open. Attached
-// compares the kernel's hash of the instructions and the identity of the maps
-// with what this build has loaded.
+// number in the names is the layout. Without names it looks at every device:
+// where there are direct routes only, the maps hang on an uplink that is not
+// known yet. Maps of another layout are left alone and new ones made, shut. The
+// old ones stay in force on the device until Attach replaces the filter, so
+// Attach comes before everything else after Open. A state that is damaged gives
+// way to a shut one at once.
+//
+// Attached compares the kernel's hash of the instructions and the identity of
+// the maps with what this build has loaded, and wants nobody else's filter
+// ahead: one that ends the walk would let frames past. Attach puts the fence
+// ahead again, by a second filter under its other handle, before it removes the
+// first. A filter or qdisc of others is never changed. Where Attach fails, or
+// Open does, the device has to be down; Bare finds it without a program.
 //
 // # What it does not hold
 //
-// Root on the host can go around it: a filter put ahead of it later
-// (ErrShadowed tells), a tcx program, a packet socket with
-// PACKET_QDISC_BYPASS. The store of F is one store on 64-bit machines only. A
-// pause of the whole machine that stops this clock too is held by the tokens
-// in the receivers' maps, not by F. A process in a time namespace reads
-// another clock than the kernel: see TimeNamespaceOffset.
+// A pause of the whole machine that stops this clock too (a virtual machine
+// halted by its host) is not seen: afterwards BOOTTIME goes on where it stood,
+// F is as far ahead as before, and the subnet may be another's. Then the
+// receivers hold: the sender's MAC is the token of an ownership, the later one
+// has another, and every node that knows of it drops the earlier one's frames.
+// Direct routes carry no token: there, nothing covers such a pause.
+//
+// Root on the host can go around the fence: a filter put ahead of it, until the
+// next look; a tcx program; a packet socket with PACKET_QDISC_BYPASS; a write
+// to the maps. The store of F is one store on 64-bit machines only.
 package fence

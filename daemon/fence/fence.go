@@ -209,10 +209,14 @@ func (f *Fence) Close() Generation {
 	return f.generation
 }
 
-// CutTo brings the deadline forward to d, CLOCK_BOOTTIME since boot; one that
-// is earlier already stays. The cycle in flight is discarded, because what it
-// has proven may lie beyond d. A negative d is a miscalculation: it closes the
-// fence and is reported.
+// CutTo brings the deadline forward to d, CLOCK_BOOTTIME since boot: it becomes
+// the lesser of d and what it is, so an earlier one stays, and a closed fence
+// stays closed. What is live does not change, and no frame is lost before d.
+// The cycle in flight is discarded, because what it has proven may lie beyond
+// d; only one that reads Generation after this can lengthen again. It is what
+// comes before a key is put under another lease: until the new lease is proven,
+// the deadline is the lesser of both. A negative d is a miscalculation: it
+// closes the fence and is reported.
 func (f *Fence) CutTo(d time.Duration) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
