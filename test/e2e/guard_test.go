@@ -70,6 +70,38 @@ func TestFenceComesBack(t *testing.T) {
 	away("tc qdisc del dev " + device + " clsact")
 }
 
+// TestFenceLostWhileDead takes the filters away while no process holds their
+// maps: the deadline is gone with them. The next daemon, which can prove
+// nothing, closes the device that it finds open, and claims nothing. With etcd
+// back a cycle runs at once.
+func TestFenceLostWhileDead(t *testing.T) {
+	ctx := cluster.Context(t, time.Minute)
+	c := cluster.New(ctx, t, cluster.Network, "n1", "n2")
+	n1, n2 := c.Nodes[0], c.Nodes[1]
+	pod, far := cluster.Pod(ctx, t, n1, "p"), cluster.Pod(ctx, t, n2, "p")
+	subnet := cluster.Status(ctx, t, n1).Subnet
+	flow := cluster.StartFlow(ctx, t, pod.NS, far.NS, far.IP)
+	flow.Runs(ctx, t)
+
+	n1.Kill()
+	cut(ctx, t, n1, true)
+	cluster.Exec(ctx, t, n1, "tc", "qdisc", "del", "dev", device, "clsact")
+	flow.Runs(ctx, t) // nothing is there to stop it
+	if err := n1.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	flow.Ends(ctx, t, repair)
+	cluster.Eventually(ctx, t, repair, "the fence is back", func() error { return guarded(ctx, n1) })
+	if s := cluster.Status(ctx, t, n1); s.Ready || s.Subnet != "" {
+		t.Errorf("without a deadline the node is %s, ready %t, with %s", s.State, s.Ready, s.Subnet)
+	}
+	cut(ctx, t, n1, false)
+	if s := cluster.WaitState(ctx, t, n1, api.StateHeld); s.Subnet != subnet {
+		t.Errorf("the node holds %s, want %s", s.Subnet, subnet)
+	}
+	flow.Runs(ctx, t)
+}
+
 // guarded is nil if the device is up and both directions have the program.
 func guarded(ctx context.Context, n *lab.Node) error {
 	if err := isUp(ctx, n, true); err != nil {
