@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -90,5 +91,20 @@ func TestParseResultConvertsOldVersions(t *testing.T) {
 	}
 	if _, err := parseResult([]byte(`{"cniVersion":"1.1.0"}`)); err == nil {
 		t.Error("a result without address was accepted")
+	}
+}
+
+func TestBegun(t *testing.T) {
+	const text = `# HELP grpc_server_started_total Total number of RPCs started.
+grpc_server_started_total{grpc_method="Txn",grpc_service="etcdserverpb.KV",grpc_type="unary"} 12
+grpc_server_started_total{grpc_method="Watch",grpc_service="etcdserverpb.Watch",grpc_type="bidi_stream"} 1.5e+06
+grpc_server_msg_sent_total{grpc_method="Txn",grpc_service="etcdserverpb.KV",grpc_type="unary"} 99
+`
+	got, err := begun([]byte(text))
+	if want := map[string]int{"Txn": 12, "Watch": 1500000}; err != nil || !maps.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	if got, err := begun([]byte("up 1\n")); err == nil {
+		t.Errorf("nothing of etcd's in it, and the answer is %v", got)
 	}
 }

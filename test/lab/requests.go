@@ -1,0 +1,49 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strconv"
+)
+
+// Requests is how many calls have begun since the server was started, by gRPC
+// method: "Txn", "Range", "LeaseGrant", "LeaseKeepAlive", "Watch" and so on. A
+// stream counts once, whatever is said on it. The figures are etcd's own.
+func (e *Etcd) Requests(ctx context.Context) (map[string]int, error) {
+	transport := &http.Transport{DialContext: e.Dial}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL()+"/metrics", nil)
+	if err != nil {
+		return nil, fmt.Errorf("read metrics of etcd: %w", err)
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return nil, fmt.Errorf("read metrics of etcd: %w", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read metrics of etcd: %w", err)
+	}
+	return begun(text)
+}
+
+// begun takes the counters of calls out of metrics in text form.
+func begun(text []byte) (map[string]int, error) {
+	line := regexp.MustCompile(`(?m)^grpc_server_started_total\{[^}]*grpc_method="(\w+)"[^}]*\} (\S+)$`)
+	counts := map[string]int{}
+	for _, m := range line.FindAllSubmatch(text, -1) {
+		n, err := strconv.ParseFloat(string(m[2]), 64)
+		if err != nil {
+			return nil, fmt.Errorf("read metrics of etcd: %w", err)
+		}
+		counts[string(m[1])] += int(n)
+	}
+	if len(counts) == 0 {
+		return nil, fmt.Errorf("read metrics of etcd: no grpc_server_started_total in %d bytes", len(text))
+	}
+	return counts, nil
+}
