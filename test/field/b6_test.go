@@ -14,9 +14,12 @@ import (
 	"github.com/tenure-cni/tenure/test/lab"
 )
 
-// twoSubnets is a pool for two nodes, under leases whose keep-alives are 30 s
-// apart: what is noticed sooner, the watch has shown.
-const twoSubnets = `{"Network":"10.5.0.0/16","SubnetMin":"10.5.1.0","SubnetMax":"10.5.2.0"}`
+// smallPool has four subnets, under leases whose keep-alives are 30 s apart:
+// what is noticed sooner, the watch has shown.
+const smallPool = `{"Network":"10.5.0.0/16","SubnetMin":"10.5.1.0","SubnetMax":"10.5.4.0"}`
+
+// pool lists them.
+func pool() []string { return []string{"10.5.1.0/24", "10.5.2.0/24", "10.5.3.0/24", "10.5.4.0/24"} }
 
 // gap is how long the overlay of a node may be closed that was robbed of its
 // key and can have its subnet back.
@@ -31,22 +34,23 @@ const gap = 2 * time.Second
 // gap, and those that stay on the node or leave the overlay not even these.
 func TestB6(t *testing.T) {
 	ctx := cluster.Context(t, 90*time.Second)
-	c := cluster.New(ctx, t, twoSubnets, "n1", "n2")
-	n1, n2, store := c.Nodes[0], c.Nodes[1], c.Store(t)
+	c := cluster.New(ctx, t, smallPool, "n1", "n2")
+	n1, n2 := c.Nodes[0], c.Nodes[1]
 	here, beside, far := cluster.Pod(ctx, t, n1, "here"), cluster.Pod(ctx, t, n1, "beside"), cluster.Pod(ctx, t, n2, "far")
 	cluster.Serve(ctx, t, c.Outside, port)
 	cluster.Serve(ctx, t, beside.NS, port)
 	flow := cluster.StartFlow(ctx, t, here.NS, far.NS, far.IP)
 	flow.Runs(ctx, t)
 
-	for name, rob := range map[string]func(*api.Status){
-		"lease revoked": func(s *api.Status) { store.Revoke(ctx, s.Lease.ID) },
-		"key deleted":   func(s *api.Status) { deleteKey(ctx, t, store, s.Subnet) },
+	for name, rob := range map[string]func(*testing.T, *cluster.Store, *api.Status){
+		"lease revoked": func(_ *testing.T, store *cluster.Store, s *api.Status) { store.Revoke(ctx, s.Lease.ID) },
+		"key deleted":   func(t *testing.T, store *cluster.Store, s *api.Status) { deleteKey(ctx, t, store, s.Subnet) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			store := c.Store(t)
 			before := cluster.Status(ctx, t, n1)
 			began := time.Now()
-			rob(before)
+			rob(t, store, before)
 			heldAgain(ctx, t, n1, before)
 			flow.Runs(ctx, t)
 			if d := time.Since(began); d > gap {
@@ -55,14 +59,21 @@ func TestB6(t *testing.T) {
 			addresses(ctx, t, n1, "young-"+strconv.Itoa(int(before.Lease.Epoch)), before.Subnet)
 		})
 		t.Run(name+", and it may not be had", func(t *testing.T) {
+			store := c.Store(t)
 			before := cluster.Status(ctx, t, n1)
-			store.Reserve(ctx, before.Subnet, "n9")
-			rob(before)
+			for _, subnet := range pool() {
+				store.Reserve(ctx, subnet, "n9")
+			}
+			rob(t, store, before)
 			within(ctx, t, gap, n1, "knows of its loss", func(s *api.Status) bool { return s.State == api.StateLost })
+			wire := cluster.Sniff(t, c.LAN, "to-n1")
 			flow.Ends(ctx, t, gap)
 			noAddress(ctx, t, n1)
 			cluster.Seen(ctx, t, here.NS, beside.IP, port, here.IP)
 			cluster.Seen(ctx, t, here.NS, c.OutsideAddr(), port, n1.Addr)
+			if n := wire.From(here.IP); n != 0 {
+				t.Errorf("%d packets with the pod's address left its node, which does not hold the subnet", n)
+			}
 
 			store.Unreserve(ctx, before.Subnet)
 			began := time.Now()
@@ -71,9 +82,15 @@ func TestB6(t *testing.T) {
 			if d := time.Since(began); d > gap {
 				t.Errorf("the flow runs again after %s, want %s at most", d, gap)
 			}
+			if wire.From(here.IP) == 0 {
+				t.Error("the look at the wire sees nothing at all")
+			}
+			for _, subnet := range pool() {
+				store.Unreserve(ctx, subnet)
+			}
 		})
 	}
-	if owners := ownerRecords(ctx, t, store); owners != 2 {
+	if owners := ownerRecords(ctx, t, c.Store(t)); owners != 2 {
 		t.Errorf("%d subnets have ever been owned, want the two of the two nodes", owners)
 	}
 }
@@ -86,38 +103,37 @@ func TestB6(t *testing.T) {
 func TestB6Taken(t *testing.T) {
 	ctx := cluster.Context(t, 2*time.Minute)
 	c := cluster.New(ctx, t, cluster.Network, "n1")
-	store := c.Store(t)
 	cluster.Serve(ctx, t, c.Outside, port)
 	for i, way := range []struct {
 		name string
-		put  func(t *testing.T, s *api.Status)
+		put  func(t *testing.T, store *cluster.Store, s *api.Status)
 	}{
-		{"put without its lease", func(t *testing.T, s *api.Status) {
+		{"put without its lease", func(t *testing.T, store *cluster.Store, s *api.Status) {
 			value, _, _ := store.Holder(ctx, s.Subnet)
 			put(ctx, t, store, s.Subnet, value)
 		}},
-		{"foreign record", func(t *testing.T, s *api.Status) {
+		{"foreign record", func(t *testing.T, store *cluster.Store, s *api.Status) {
 			lease, err := store.Grant(ctx, 3600)
 			if err != nil {
 				t.Fatal(err)
 			}
 			put(ctx, t, store, s.Subnet, foreignRecord, clientv3.WithLease(lease.ID))
 		}},
-		{"foreign record under its lease", func(t *testing.T, s *api.Status) {
+		{"foreign record under its lease", func(t *testing.T, store *cluster.Store, s *api.Status) {
 			_, lease, _ := store.Holder(ctx, s.Subnet)
 			put(ctx, t, store, s.Subnet, foreignRecord, clientv3.WithLease(lease))
 		}},
-		{"foreign record without a lease", func(t *testing.T, s *api.Status) {
+		{"foreign record without a lease", func(t *testing.T, store *cluster.Store, s *api.Status) {
 			put(ctx, t, store, s.Subnet, foreignRecord)
 		}},
 	} {
 		t.Run(way.name, func(t *testing.T) {
-			n := c.AddNode(ctx, t, fmt.Sprintf("v%d", i))
+			n, store := c.AddNode(ctx, t, fmt.Sprintf("v%d", i)), c.Store(t)
 			cluster.Start(ctx, t, n)
 			old, beside := cluster.Pod(ctx, t, n, "old"), cluster.Pod(ctx, t, n, "beside")
 			cluster.Serve(ctx, t, beside.NS, port)
 			before := cluster.Status(ctx, t, n)
-			way.put(t, before)
+			way.put(t, store, before)
 			theirs := revision(ctx, t, store, before.Subnet)
 
 			now := within(ctx, t, gap, n, "holds another subnet", func(s *api.Status) bool {

@@ -24,10 +24,32 @@ const ttl = 5 * time.Second
 // TestB7Outage is etcd #10821, #6922 and #7357, flannel #521, #904 and #1240:
 // the keep-alive channel closes or goes quiet, and the daemon waits for ever, or
 // exits when the TTL has passed. Here etcd is away from every node for longer
-// than the lease. Right is: the overlay closes in time, the daemon lives, and
-// within one TTL of etcd's return the node holds its old subnet, which nobody
-// else was given, and goes on proving it.
+// than the lease, in silence or with its port closed. Right is: the overlay
+// closes in time, the daemon lives, and within one TTL of etcd's return the node
+// holds its old subnet, which nobody else was given, and goes on proving it.
 func TestB7Outage(t *testing.T) {
+	t.Run("silent", func(t *testing.T) {
+		outage(t, func(ctx context.Context, t *testing.T, c *cluster.Cluster, away bool) {
+			for _, n := range c.Nodes {
+				cutEtcd(ctx, t, n, away)
+			}
+		})
+	})
+	t.Run("refusing", func(t *testing.T) {
+		outage(t, func(ctx context.Context, t *testing.T, c *cluster.Cluster, away bool) {
+			if away {
+				c.Etcd.Kill()
+				return
+			}
+			if err := c.Etcd.Start(ctx); err != nil {
+				t.Fatal(err)
+			}
+		})
+	})
+}
+
+// outage takes etcd away for two TTLs and gives it back.
+func outage(t *testing.T, etcd func(ctx context.Context, t *testing.T, c *cluster.Cluster, away bool)) {
 	ctx := cluster.Context(t, 90*time.Second)
 	c := cluster.New(ctx, t, cluster.ShortLease, "n1", "n2")
 	n1, n2 := c.Nodes[0], c.Nodes[1]
@@ -36,34 +58,30 @@ func TestB7Outage(t *testing.T) {
 	flow.Runs(ctx, t)
 	before := map[*lab.Node]*api.Status{n1: cluster.Status(ctx, t, n1), n2: cluster.Status(ctx, t, n2)}
 
-	began := time.Now()
-	for n := range before {
-		cutEtcd(ctx, t, n, true)
-	}
-	if end := flow.Ends(ctx, t, ttl+time.Second); end.After(began.Add(ttl - time.Second + 100*time.Millisecond)) {
-		t.Errorf("packets passed for %s after the cut, the fence should have closed 1 s before the TTL", end.Sub(began))
+	etcd(ctx, t, c, true)
+	gone := time.Now()
+	if end := flow.Ends(ctx, t, ttl+time.Second); end.After(gone.Add(ttl - time.Second + 100*time.Millisecond)) {
+		t.Errorf("packets passed for %s, the fence should have closed 1 s before the TTL", end.Sub(gone))
 	}
 	for n := range before {
 		cluster.WaitState(ctx, t, n, api.StateFenced)
 	}
 	noAddress(ctx, t, n1)
-	cluster.Stays(ctx, t, time.Until(began.Add(2*ttl)), "closed, and the daemons live", func() error {
+	cluster.Stays(ctx, t, time.Until(gone.Add(2*ttl)), "closed, and the daemons live", func() error {
 		if !flow.Quiet() {
 			return errors.New("the flow runs")
 		}
 		return errors.Join(lives(n1), lives(n2))
 	})
-	for n := range before {
-		cutEtcd(ctx, t, n, false)
-	}
-	healed := time.Now()
+	etcd(ctx, t, c, false)
+	back := time.Now()
 	for n, was := range before {
-		s := within(ctx, t, time.Until(healed.Add(ttl)), n, "holds a subnet again", func(s *api.Status) bool { return s.State == api.StateHeld })
+		s := within(ctx, t, time.Until(back.Add(ttl)), n, "holds a subnet again", func(s *api.Status) bool { return s.State == api.StateHeld })
 		if s.Subnet != was.Subnet || s.Lease.Epoch != was.Lease.Epoch || len(s.Stranded) != 0 {
 			t.Errorf("%s holds %s in epoch %d with stranded %v, it held %s in epoch %d", n.Host, s.Subnet, s.Lease.Epoch, s.Stranded, was.Subnet, was.Lease.Epoch)
 		}
 	}
-	t.Logf("both hold their subnets %s after etcd is back", time.Since(healed).Round(time.Millisecond))
+	t.Logf("both hold their subnets %s after etcd is back", time.Since(back).Round(time.Millisecond))
 	flow.Runs(ctx, t)
 	provesOn(ctx, t, n1)
 	if err := errors.Join(lives(n1), lives(n2)); err != nil {
