@@ -66,10 +66,8 @@ func idle(ctx context.Context, n *lab.Node, t *table) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case <-time.After(idleFor):
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := pause(ctx, idleFor); err != nil {
+		return err
 	}
 	after, err := processTicks(n.Pid())
 	if err != nil {

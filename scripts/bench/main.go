@@ -1,6 +1,7 @@
 // Command bench measures Tenure beside what it should be compared with, on one
 // machine in one run: the reference plugins for CNI calls, a plain kernel path
-// without any daemon for packets. Absolute figures drift with the machine, so
+// without any daemon for packets. What only Tenure has it measures alone: what
+// its daemons ask of etcd, how they join at once, how a change spreads. Absolute figures drift with the machine, so
 // the contenders take turns within each round, and medians are printed with the
 // least and the greatest.
 package main
@@ -35,7 +36,10 @@ type part struct {
 }
 
 func parts() []part {
-	return []part{{"daemon", daemonPart}, {"calls", callsPart}, {"path", pathPart}}
+	return []part{
+		{"daemon", daemonPart}, {"calls", callsPart}, {"path", pathPart},
+		{"spread", spreadPart}, {"join", joinPart}, {"etcd", etcdPart},
+	}
 }
 
 // memory is a tmpfs, as /run is on a node: there Tenure has its ledger, and
@@ -54,7 +58,7 @@ func main() {
 func run(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	rounds := flags.Int("rounds", 5, "how often each contender takes its turn")
-	only := flags.String("only", "daemon,calls,path", "which parts, separated by commas")
+	only := flags.String("only", "daemon,calls,path,spread,join,etcd", "which parts, separated by commas")
 	plainOnly := flags.Bool("plain-only", false, "leave Tenure out and measure only what it is compared with")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -103,13 +107,19 @@ func (b *bench) start(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := n.Start(ctx, "--new-cluster", `--network-config={"Network":"10.5.0.0/16"}`, "--address-cooldown=1s"); err != nil {
-			return err
-		}
-		if err := n.WaitReady(ctx); err != nil {
+		if err := b.daemon(ctx, n); err != nil {
 			return err
 		}
 		b.nodes = append(b.nodes, n)
 	}
 	return nil
+}
+
+// daemon starts a node's daemon and waits until it is ready. The subnets below
+// SubnetMin are for peers that are in etcd only.
+func (b *bench) daemon(ctx context.Context, n *lab.Node) error {
+	if err := n.Start(ctx, "--new-cluster", `--network-config={"Network":"10.5.0.0/16","SubnetMin":"10.5.250.0"}`, "--address-cooldown=1s"); err != nil {
+		return err
+	}
+	return n.WaitReady(ctx)
 }

@@ -95,3 +95,9 @@ func median(samples []float64) float64 {
 	}
 	return s[len(s)/2]
 }
+
+// percentile is the least sample that p in a hundred do not exceed.
+func percentile(samples []float64, p int) float64 {
+	s := slices.Sorted(slices.Values(samples))
+	return s[max(0, (len(s)*p+99)/100-1)]
+}

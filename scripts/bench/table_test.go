@@ -37,3 +37,19 @@ func TestMedian(t *testing.T) {
 		}
 	}
 }
+
+func TestPercentile(t *testing.T) {
+	var hundred []float64
+	for i := range 100 {
+		hundred = append(hundred, float64(100-i))
+	}
+	for _, tc := range []struct {
+		in   []float64
+		p    int
+		want float64
+	}{{hundred, 99, 99}, {hundred, 50, 50}, {hundred[:3], 99, 100}, {[]float64{7}, 1, 7}} {
+		if got := percentile(tc.in, tc.p); got != tc.want {
+			t.Errorf("percentile %d of %d samples: %v, want %v", tc.p, len(tc.in), got, tc.want)
+		}
+	}
+}

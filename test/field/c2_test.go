@@ -85,15 +85,14 @@ func full(ctx context.Context, t *testing.T) (*cluster.Cluster, *lab.Node) {
 // lapsedFirst makes sure that the key was deleted before it was put.
 func lapsedFirst(t *testing.T, keys clientv3.WatchChan) {
 	t.Helper()
-	for resp := range keys {
-		for _, e := range resp.Events {
-			if e.Type != clientv3.EventTypeDelete {
-				t.Errorf("the key was written while its lease stood: %s", e.Kv.Value)
-			}
-			return
-		}
+	resp := <-keys
+	if len(resp.Events) == 0 {
+		t.Errorf("nothing was seen of the key: %v", resp.Err())
+		return
 	}
-	t.Error("nothing was seen of the key")
+	if e := resp.Events[0]; e.Type != clientv3.EventTypeDelete {
+		t.Errorf("the key was written while its lease stood: %s", e.Kv.Value)
+	}
 }
 
 // ranges is how many reads etcd has served since it was started. Nodes that
