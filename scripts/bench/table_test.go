@@ -53,3 +53,15 @@ func TestPercentile(t *testing.T) {
 		}
 	}
 }
+
+func TestTenancies(t *testing.T) {
+	seen := tenancies{}
+	for i, tc := range []struct {
+		key, uid string
+		change   bool
+	}{{"a", "1", false}, {"b", "2", false}, {"a", "1", false}, {"a", "2", true}, {"b", "2", false}} {
+		if got := seen.change(tc.key, tc.uid); got != tc.change {
+			t.Errorf("write %d, %s by %s: another tenant before: %t, want %t", i, tc.key, tc.uid, got, tc.change)
+		}
+	}
+}
