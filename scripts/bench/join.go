@@ -276,6 +276,15 @@ func (r *register) Arm(gen uint64, deadline time.Duration) error {
 }
 
 // Deadline implements lease.Fence.
+// CutTo implements lease.Fence.
+func (r *register) CutTo(deadline time.Duration) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.gen++
+	r.deadline = min(r.deadline, deadline)
+	return nil
+}
+
 func (r *register) Deadline() (time.Duration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
