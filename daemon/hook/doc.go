@@ -8,10 +8,11 @@
 // again, instead of leaving a pod that nobody has acted on.
 //
 // It promises that nothing waits for the command, that no more than a few run
-// at a time, each within its time, and none after Run has ended; that a pod
-// which has gone by then gets none; and that one which failed is tried again,
-// later each time, and then given up in words. Which pods are stranded, and
-// when that is certain enough to act on, its caller decides.
+// at a time, each within its time, and none after Run has ended or the daemon
+// was killed; that a pod which has gone by then gets none; and that one which
+// failed is tried again, later each time, and then given up in words. Which
+// pods are stranded, and when that is certain enough to act on, its caller
+// decides.
 //
 // It must not import another package of Tenure.
 package hook

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -433,4 +434,32 @@ func TestTail(t *testing.T) {
 	if diff := cmp.Diff("a?", out.String()); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// daemonIn makes this test binary the daemon of TestItEndsWithAKilledDaemon.
+const daemonIn = "TENURE_TEST_DAEMON_IN"
+
+// TestItEndsWithAKilledDaemon: nobody is left to end it then, and the next
+// daemon would run a second one beside it.
+func TestItEndsWithAKilledDaemon(t *testing.T) {
+	if dir := os.Getenv(daemonIn); dir != "" {
+		r := &rig{t: t, dir: dir}
+		r.again(filepath.Join(dir, "command"), "boot", Limits{})
+		r.set(due("c1"))
+		_ = r.Run(context.Background())
+		return
+	}
+	r := newRig(t, `echo $$ >"$DIR/pid"; `+noting+`; exec sleep 300`, Limits{})
+	daemon := exec.Command(os.Args[0], "-test.run=^TestItEndsWithAKilledDaemon$")
+	daemon.Env = append(os.Environ(), daemonIn+"="+r.dir)
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = daemon.Process.Kill() })
+	pid := r.child()
+	if err := daemon.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = daemon.Wait() // that it was killed is no news
+	r.until("its process is gone", func() bool { return !alive(pid) })
 }

@@ -110,14 +110,14 @@ func TestBadSettings(t *testing.T) {
 	}
 	r := cluster.RunEnv(ctx, t, n, []string{"TENURED_ADDRESS_COOLDOWN=soon", "TENURED_NAME=far-too-long"}, "tenured",
 		"--config="+file, "--run-dir="+dir+"/run", "--state-dir="+dir+"/state", "--socket=here", "--no-such-flag",
-		"--metrics-listen=nowhere", "--etcd-endpoints=ftp://192.0.2.2", "--public-ip=here", "--exclude=10.5.1.1/24",
+		"--metrics-listen=nowhere", "--etcd-endpoints=ftp://192.0.2.2", "--public-ip=here", "--exclude=10.5.1.1/24", "--on-stranded=/no/such/program",
 		"--new-cluster", `--network-config={"Network":"10.5.0.1/16","SubnetLen":31,"LeaseTTL":"1s","Backend":{"VNI":0},"Colour":1}`)
 	if r.Code != 2 {
 		t.Errorf("exit code %d, want 2", r.Code)
 	}
 	for _, fault := range []string{
 		"log-format", "no-such-setting", "TENURED_ADDRESS_COOLDOWN", "TENURED_NAME", "--socket", "--no-such-flag",
-		"--metrics-listen", "--etcd-endpoints", "--public-ip", "--exclude",
+		"--metrics-listen", "--etcd-endpoints", "--public-ip", "--exclude", "--on-stranded",
 		"Network", "SubnetLen", "LeaseTTL", "VNI", "Colour",
 	} {
 		if !strings.Contains(r.Said, fault) {
