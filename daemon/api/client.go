@@ -78,12 +78,12 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 	defer func() { _ = conn.Close() }()
 	// The end of ctx ends reads and writes; its error says more than theirs.
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
-	resp, b, err := exchange(conn, req)
+	status, b, err := exchange(conn, req)
 	if err != nil {
 		return fmt.Errorf("call tenured on %s: %w", c.socket, cmp.Or(ctx.Err(), err))
 	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("tenured on %s answered %s: %s", c.socket, resp.Status, bytes.TrimSpace(b))
+	if status != http.StatusOK {
+		return fmt.Errorf("tenured on %s answered %d %s: %s", c.socket, status, http.StatusText(status), bytes.TrimSpace(b))
 	}
 	if err := json.Unmarshal(b, out); err != nil {
 		return fmt.Errorf("decode answer of tenured on %s: %w", c.socket, err)
@@ -92,18 +92,18 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 }
 
 // exchange sends one request and reads the whole answer.
-func exchange(conn net.Conn, req *http.Request) (*http.Response, []byte, error) {
+func exchange(conn net.Conn, req *http.Request) (status int, body []byte, err error) {
 	if err := req.Write(conn); err != nil {
-		return nil, nil, fmt.Errorf("send: %w", err)
+		return 0, nil, fmt.Errorf("send: %w", err)
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
 	if err != nil {
-		return nil, nil, fmt.Errorf("receive: %w", err)
+		return 0, nil, fmt.Errorf("receive: %w", err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
 	if err != nil {
-		return nil, nil, fmt.Errorf("receive: %w", err)
+		return 0, nil, fmt.Errorf("receive: %w", err)
 	}
-	return resp, b, nil
+	return resp.StatusCode, b, nil
 }

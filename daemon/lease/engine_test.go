@@ -104,9 +104,7 @@ type host struct {
 	local, silent bool
 	// birth is the network config of --new-cluster.
 	birth []byte
-	// uid is of the daemon that ran last; flannel: a flannel device is up.
-	uid     string
-	flannel bool
+	flannel bool // a flannel device is up
 	clocks  func() Clocks
 	step    func(string)
 	address string

@@ -160,10 +160,10 @@ func TestNoWorkplaceInTheSources(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() {
-			if rel, _ := filepath.Rel(root, path); rel == ".git" || rel == "bin" {
-				return fs.SkipDir
-			}
+		switch rel, _ := filepath.Rel(root, path); {
+		case d.IsDir() && (rel == ".git" || rel == "bin"):
+			return fs.SkipDir
+		case d.IsDir() || rel == ".git": // a file in a worktree
 			return nil
 		}
 		b, err := os.ReadFile(path)
