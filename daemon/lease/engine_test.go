@@ -103,7 +103,7 @@ type host struct {
 	// answers for it.
 	local, silent bool
 	// birth is the network config of --new-cluster.
-	birth []byte
+	birth   []byte
 	flannel bool // a flannel device is up
 	clocks  func() Clocks
 	step    func(string)
