@@ -167,7 +167,7 @@ func TestStoppedDaemon(t *testing.T) {
 	}
 	shut("it wrote the deadline too late")
 
-	daemon.does(t, "compute 500ms")
+	daemon.does(t, "compute 1500ms")
 	daemon.does(t, "arm")
 	daemon.signal(t, unix.SIGSTOP)
 	passes(t, "stopped after it wrote the deadline", c, s, "10.5.2.7")
@@ -175,7 +175,7 @@ func TestStoppedDaemon(t *testing.T) {
 	shut("stopped past the deadline")
 	daemon.signal(t, unix.SIGCONT)
 
-	daemon.does(t, "compute 700ms")
+	daemon.does(t, "compute 1500ms")
 	daemon.does(t, "arm")
 	daemon.signal(t, unix.SIGKILL)
 	_ = daemon.cmd.Wait()

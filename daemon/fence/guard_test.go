@@ -127,7 +127,7 @@ func TestDeletedByHand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n1, n2 := twoNodes(t)
 			n1.attach(t)
-			n1.armFor(t, 600*time.Millisecond)
+			n1.armFor(t, 1500*time.Millisecond)
 			until, gen := n1.fence.Deadline(), n1.fence.Generation()
 			c, s := n1.sender(t, "10.5.1.7"), n2.sink(t)
 			n1.tc(t, command...)

@@ -18,11 +18,11 @@ import (
 	"github.com/tenure-cni/tenure/test/lab"
 )
 
-// guardLease leaves some seconds after etcd was cut off: the overlay closes 7 s
-// after the last proof, which is at most 3 s old.
+// guardLease leaves some seconds after etcd was cut off: the overlay closes 10.8 s
+// after the last proof, which is then at most 4.4 s old.
 const (
-	guardLease = `{"Network":"10.5.0.0/16","LeaseTTL":"8s"}`
-	guardClose = 12 * time.Second
+	guardLease = `{"Network":"10.5.0.0/16","LeaseTTL":"12s"}`
+	guardClose = 16 * time.Second
 )
 
 // TestFenceComesBack takes the fence, and then the whole device, away from a
