@@ -60,7 +60,7 @@ func ping(t *testing.T, from, to *lab.Pod) *lab.Pinger {
 func lossless(t *testing.T, p *lab.Pinger) {
 	t.Helper()
 	r, err := p.Stop()
-	if err != nil || r.Lost() != 0 || r.Received < 50 {
+	if err != nil || r.Lost() != 0 || r.Received < 20 {
 		t.Errorf("ping: %s, %v", r, err)
 	}
 }

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"time"
@@ -145,9 +147,42 @@ func (p *Process) Pid() int { return p.cmd.Process.Pid }
 // Done is closed when the program has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Signal sends sig to the program alone. The error is os.ErrProcessDone when it
-// has ended.
-func (p *Process) Signal(sig os.Signal) error { return p.cmd.Process.Signal(sig) }
+// Signal sends sig to the program alone. After SIGSTOP it waits until every
+// thread of it has stopped, which on a busy machine takes a while. The error is
+// os.ErrProcessDone when it has ended.
+func (p *Process) Signal(sig os.Signal) error {
+	if err := p.cmd.Process.Signal(sig); err != nil || sig != unix.SIGSTOP {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopWait)
+	defer cancel()
+	return Eventually(ctx, fmt.Sprintf("process %d to stop", p.Pid()), p.stopped)
+}
+
+// stopWait bounds how long the threads of a stopped program may go on.
+const stopWait = 10 * time.Second
+
+// stopped is nil when no thread of the program runs.
+func (p *Process) stopped() error {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.Pid()))
+	if err != nil {
+		return err
+	}
+	for _, task := range tasks {
+		b, err := os.ReadFile(task)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue // the thread has ended
+		}
+		if err != nil {
+			return err
+		}
+		// The state follows the name, which is in parentheses and may hold any.
+		if _, after, ok := strings.Cut(string(b[bytes.LastIndexByte(b, ')'):]), ") "); !ok || !strings.HasPrefix(after, "T") {
+			return fmt.Errorf("%s: %s", task, bytes.TrimSpace(b))
+		}
+	}
+	return nil
+}
 
 // Wait waits for the program's end. The error is ctx's, or the *exec.ExitError
 // of a program that ended otherwise than with code 0.
