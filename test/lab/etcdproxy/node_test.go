@@ -15,6 +15,9 @@ import (
 // subnets is where a node's claim is put.
 const subnets = "/tenure/network/subnets/"
 
+// callTime is how long a daemon waits for an answer of etcd.
+const callTime = 5 * time.Second
+
 // TestBesideADaemon: on a node of the lab, between its daemon and the etcd of
 // three members. The daemon's first acquire is committed and the answer lost;
 // the node comes to hold a subnet all the same, and no other record is left
@@ -29,10 +32,14 @@ func TestBesideADaemon(t *testing.T) {
 	n := c.Nodes[0]
 	p := etcdproxy.StartIn(ctx, t, n, "127.0.0.1:12379", c.EtcdMembers()[1].URL())
 	r := p.DropReply(1, etcdproxy.PutsBelow(subnets), etcdproxy.Silence)
+	began := time.Now()
 	if err := n.Start(ctx, "--etcd-endpoints="+p.URL()); err != nil {
 		t.Fatal(err)
 	}
 	s := cluster.WaitState(ctx, t, n, api.StateHeld)
+	if took := time.Since(began); took < callTime-time.Second {
+		t.Errorf("held after %s: the answer was not lost", took)
+	}
 	held := 0
 	for _, e := range c.Store(t).History(ctx) {
 		if etcdproxy.PutsBelow(subnets)("", &etcdserverpb.PutRequest{Key: e.Kv.Key}) {
