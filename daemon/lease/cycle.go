@@ -70,7 +70,10 @@ func cycle(ctx context.Context, c etcd, h Holding, clock func() time.Duration, s
 	}
 
 	s.at("before the proof")
-	resp, err := commit(ctx, c, h.proof(), CallTimeout(v.holding.ttl))
+	call := CallTimeout(v.holding.ttl)
+	resp, err := hedged(ctx, call, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return commit(ctx, c, h.proof(), call)
+	})
 	s.at("after the proof")
 	if err != nil {
 		v.err = fmt.Errorf("prove %s: %w", h.subnets, err)
@@ -104,9 +107,9 @@ func (v *verdict) read(resp *clientv3.TxnResponse) {
 // keepAlive renews a lease of about ttl and returns its length as granted.
 func keepAlive(ctx context.Context, c etcd, id clientv3.LeaseID, ttl time.Duration) (time.Duration, error) {
 	// KeepAliveOnce retries inside without a pause; the context ends that.
-	ctx, cancel := context.WithTimeout(ctx, CallTimeout(ttl))
-	defer cancel()
-	resp, err := c.KeepAliveOnce(ctx, id)
+	resp, err := hedged(ctx, CallTimeout(ttl), func(ctx context.Context) (*clientv3.LeaseKeepAliveResponse, error) {
+		return c.KeepAliveOnce(ctx, id)
+	})
 	if err != nil {
 		return 0, err
 	}

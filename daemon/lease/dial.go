@@ -34,7 +34,10 @@ func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
 	}
 	cfg := clientv3.Config{
 		Endpoints: e.Endpoints, DialTimeout: dialTimeout,
-		DialKeepAliveTime: keepaliveEvery, DialKeepAliveTimeout: keepaliveTimeout, PermitWithoutStream: true,
+		// Pings are for the watch's connection. On one without a stream etcd
+		// answers them with GOAWAY; a member that hangs there costs a call its
+		// timeout, and a cycle half of one.
+		DialKeepAliveTime: keepaliveEvery, DialKeepAliveTimeout: keepaliveTimeout,
 		Username: e.Username, Password: password,
 		DialOptions: append([]grpc.DialOption{reconnect()}, opts...),
 		Logger:      zap.NewNop(), // its warnings repeat without bound; ours do not
