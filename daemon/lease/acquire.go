@@ -25,7 +25,8 @@ type attempt struct {
 	ttl    time.Duration
 	call   time.Duration
 	lease  clientv3.LeaseID
-	silent func(error) // told while an outcome is unknown and etcd says nothing
+	silent func(error)                                   // told while an outcome is unknown and etcd says nothing
+	end    func(context.Context, clientv3.LeaseID) error // Engine.end
 }
 
 // newLeaseID draws an ID. The client chooses it, so that a grant or an acquire
@@ -70,21 +71,27 @@ func (a attempt) take(ctx context.Context, c Candidate, r Record, o Owner) (Hold
 			CreateRevision: rev, ModRevision: rev}, a.ttl)
 	case err == nil:
 		return Holding{}, fmt.Errorf("acquire %s: %w", c.Subnets, errLostRace)
-	case !silence(err): // an answer: nothing was written
+	case !unknown(err): // an answer: nothing was written
 		return Holding{}, fmt.Errorf("acquire %s: %w", c.Subnets, err)
 	}
 	return a.resolve(ctx, c, fmt.Errorf("acquire %s: %w", c.Subnets, err))
 }
 
-// resolve ends an acquire whose answer did not come.
+// resolve ends an acquire whose answer did not come. Once its lease has been
+// asked to end, the key counts for nothing, whatever a later read shows: that
+// request, too, may commit late.
 func (a attempt) resolve(ctx context.Context, c Candidate, cause error) (Holding, error) {
-	for pause := newPause(); ; {
-		e, err := a.readBack(ctx, c.Subnets)
-		if err == nil && e.Lease == a.lease {
-			return NewHolding(a.keys, e, a.ttl)
+	for pause, dead := newPause(), false; ; {
+		var err error
+		if !dead {
+			var e Entry
+			if e, err = a.readBack(ctx, c.Subnets); err == nil && e.Lease == a.lease {
+				return NewHolding(a.keys, e, a.ttl)
+			}
+			dead = err == nil
 		}
-		if err == nil {
-			if err = revoke(ctx, a.client, a.lease, a.call); err == nil {
+		if dead {
+			if err = a.end(ctx, a.lease); err == nil {
 				return Holding{}, fmt.Errorf("%w (outcome unknown; undone by revoking its lease %x)", cause, int64(a.lease))
 			}
 		}

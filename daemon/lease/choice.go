@@ -20,7 +20,7 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 	if err := e.abandon(ctx); err != nil {
 		return e.denied(err)
 	}
-	a := attempt{client: e.client, keys: e.keys, seen: s, ttl: n.LeaseTTL, call: CallTimeout(n.LeaseTTL), lease: e.nextLease(), silent: e.unreachable}
+	a := attempt{client: e.client, keys: e.keys, seen: s, ttl: n.LeaseTTL, call: CallTimeout(n.LeaseTTL), lease: e.nextLease(n.LeaseTTL), silent: e.unreachable, end: e.end}
 	last, _ := e.cfg.Memory.Get().Last()
 	want := Want{Node: e.cfg.Node, UID: e.cfg.Memory.Get().UID, Last: last, LastFirst: !e.lostSubnet().IsZero(), Seed: rand.Uint64()}
 	tried := false
@@ -30,16 +30,19 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 			if err != nil {
 				return e.denied(err)
 			}
-			e.asked, a.ttl, tried = grantedTTL{n.LeaseTTL, got}, got, true
+			a.ttl, tried = got, true
 		}
 		h, err := e.tryCandidate(ctx, a, n, c)
+		if err == nil && e.late(ctx, h) {
+			return 0
+		}
 		if err == nil {
 			e.log.Info("subnet acquired", "subnet", c.Subnets, "why", c.Why, "lease", leaseHex(h.lease), "epoch", h.Epoch())
 			e.unused = 0
 			return e.take(ctx, h)
 		}
 		if !errors.Is(err, errLostRace) {
-			if silence(err) {
+			if unknown(err) {
 				e.unused = 0 // revoked, unless the daemon is stopping
 			}
 			return e.denied(err)
@@ -57,12 +60,31 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 
 // nextLease is the ID that the next grant asks for: the same until it is known
 // what became of it, so that answers which are lost leave one lease behind and
-// not one each.
-func (e *Engine) nextLease() clientv3.LeaseID {
-	if e.unused == 0 {
-		e.unused = newLeaseID()
+// not one each. One of another length is left to lapse.
+func (e *Engine) nextLease(ttl time.Duration) clientv3.LeaseID {
+	if e.unused == 0 || e.unusedTTL != ttl {
+		e.unused, e.unusedTTL = newLeaseID(), ttl
 	}
 	return e.unused
+}
+
+// end revokes a lease that a key of this node may hang on. From before it is
+// asked for, and also for the next process, the lease counts for nothing: the
+// request may commit at any time. No fence may be open for that key.
+func (e *Engine) end(ctx context.Context, id clientv3.LeaseID) error {
+	e.condemn(id)
+	if err := revoke(ctx, e.client, id, e.callTimeout()); err != nil {
+		return err
+	}
+	delete(e.dead, id) // nothing can come to hang on it any more
+	return nil
+}
+
+func (e *Engine) condemn(id clientv3.LeaseID) {
+	if !e.dead[id] {
+		e.dead[id] = true
+		e.saveMemory(e.cfg.Memory.Get())
+	}
 }
 
 // denied says that etcd answers and does not do what it is asked, or that it
@@ -83,9 +105,11 @@ func (e *Engine) denied(err error) time.Duration {
 // etcdRefuses is the problem that rights or space are missing.
 const etcdRefuses = "etcd-refuses"
 
-// silence tells "no answer" from "an answer that says no". Only what etcd
-// itself says before it applies anything is an answer; after everything else
-// the request may still commit.
+// unknown says that a write may have been applied all the same, or may be later:
+// there was no answer, or etcd found only afterwards that its space is used up.
+func unknown(err error) bool { return silence(err) || errors.Is(err, rpctypes.ErrNoSpace) }
+
+// silence tells "no answer" from "an answer that says no".
 func silence(err error) bool {
 	var refused rpctypes.EtcdError
 	if !errors.As(err, &refused) {
@@ -145,9 +169,9 @@ func (e *Engine) exhausted(ctx context.Context, s *Snapshot, n conf.Network) tim
 			"wait for a lease to end, release a dead node's subnet, or widen the network", time.Time{})
 	})
 	if e.unused != 0 {
-		if err := revoke(ctx, e.client, e.unused, CallTimeout(n.LeaseTTL)); err == nil {
-			e.unused = 0
-		}
+		id := e.unused
+		e.unused = 0 // its end is asked for: it is never used again
+		e.dropLease(ctx, id)
 	}
 	return jitter(retryWaiting)
 }

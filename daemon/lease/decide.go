@@ -18,8 +18,9 @@ type self struct {
 	Memory
 	node string
 	boot string
-	// dead is the lease of an own key that etcd has denied to know.
-	dead clientv3.LeaseID
+	// dead are leases that count for nothing: etcd has denied to know one, or
+	// its end was asked for and not confirmed.
+	dead map[clientv3.LeaseID]bool
 	// open says that the fence in the kernel is open now.
 	open  bool
 	local func(netip.Addr) bool
@@ -31,13 +32,13 @@ type self struct {
 
 // decision is what a node without a proven subnet does next.
 type decision struct {
-	resume   *Entry        // go on with this key
-	claim    *Entry        // go on with this one if its address is silent
-	inherit  *Entry        // take this one over if its address is silent
-	conflict *Entry        // a holder that may be another machine under this node's name or UID
-	network  *conf.Network // acquire in this network
-	wait     string        // or wait, and say this
-	missing  string        // why there is nothing to resume, where there was
+	resume    *Entry        // go on with this key
+	claim     *Entry        // go on with this one if its address is silent
+	inherit   *Entry        // take this one over if its address is silent
+	conflicts []Entry       // of holders that may be other machines under this node's name or UID
+	network   *conf.Network // acquire in this network
+	wait      string        // or wait, and say this
+	missing   string        // why there is nothing to resume, where there was
 }
 
 // decide is pure: what etcd has, what the node remembers, and who it is.
@@ -62,12 +63,16 @@ func decide(s *Snapshot, me self, inForce func() (*conf.Network, error)) decisio
 		d.claim = ownEntry(s, me, func(e Entry) bool { return me.here(e) })
 		d.inherit = find(s, me.inherits)
 	}
-	d.conflict = find(s, me.conflicts)
+	for _, e := range s.Entries {
+		if me.conflicts(e) {
+			d.conflicts = append(d.conflicts, e)
+		}
+	}
 	switch {
 	case s.Config.ModRevision == 0 && s.Store.ModRevision != 0:
 		d.wait = "the network config is gone from etcd; run tenurectl init with the config it had"
-	case s.Config.ModRevision == 0 && me.Store != "":
-		d.wait = "etcd has neither a network config nor a store identity, and had both: it was wiped; run tenurectl init --after-loss with the config it had"
+	case s.Store.ModRevision == 0 && me.Had != "":
+		d.wait = "etcd has lost the store " + me.Had + ", which this node knew: it was wiped, or never restored; run tenurectl init --after-loss with the config it had"
 	case s.Config.ModRevision == 0:
 		d.wait = "the cluster has yet to be born: etcd has no network config; run tenurectl init --network CIDR"
 	case s.Store.ModRevision == 0:
@@ -104,7 +109,7 @@ func (me self) here(e Entry) bool { return e.PublicIP.IsValid() && me.local(e.Pu
 // was lost, or its flannel's. A daemon that lives is never inherited from, nor
 // is a tombstone, whose UID is empty.
 func (me self) inherits(e Entry) bool {
-	if e.Lease == 0 || e.Lease == me.dead || !me.here(e) {
+	if e.Lease == 0 || me.dead[e.Lease] || !me.here(e) {
 		return false
 	}
 	if e.Tenure == nil {
@@ -118,7 +123,7 @@ func (me self) inherits(e Entry) bool {
 // the UID of this node.
 func (me self) conflicts(e Entry) bool {
 	who := e.Tenant()
-	return e.Lease != 0 && who.UID != "" && e.Lease != me.dead && (who.UID == me.UID || who.Node == me.node)
+	return e.Lease != 0 && who.UID != "" && !me.dead[e.Lease] && (who.UID == me.UID || who.Node == me.node)
 }
 
 // find is the first entry that pleases, in the order of their keys.
@@ -137,7 +142,7 @@ func ownEntry(s *Snapshot, me self, pleases func(Entry) bool) *Entry {
 	var own *Entry
 	last, _ := me.Last()
 	for _, e := range s.Entries {
-		if e.Tenant().UID != me.UID || e.Lease == 0 || e.Lease == me.dead || !pleases(e) {
+		if e.Tenant().UID != me.UID || e.Lease == 0 || me.dead[e.Lease] || !pleases(e) {
 			continue
 		}
 		if own == nil || e.Subnets == last {

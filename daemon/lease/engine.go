@@ -101,13 +101,17 @@ type Engine struct {
 	asks chan ask // to be done by the loop, which is the only writer
 
 	// The loop's own.
-	unused    clientv3.LeaseID // asked for, and no key hangs on it
-	dead      clientv3.LeaseID // of an own key that etcd did not let be resumed
-	asserting clientv3.LeaseID // asked for to re-assert the held subnet
-	settler   clientv3.LeaseID // asked for to write settle
-	asked     grantedTTL       // of the lease asked for last
-	saved     time.Time        // when node.json was written last
-	counted   nextEnd          // which lease ends next, when nothing is free
+	unusedTTL  time.Duration
+	unused     clientv3.LeaseID          // asked for, and no key hangs on it
+	dead       map[clientv3.LeaseID]bool // count for nothing, see self.dead
+	inheriting clientv3.LeaseID          // asked for to inherit a record
+	spare      clientv3.LeaseID          // asked for to move the held key to
+	copied     bool                      // refused for another machine with this UID
+	asserting  clientv3.LeaseID          // asked for to re-assert the held subnet
+	settler    clientv3.LeaseID          // asked for to write settle
+	asked      grantedTTL                // of the lease asked for last
+	saved      time.Time                 // when node.json was written last
+	counted    nextEnd                   // which lease ends next, when nothing is free
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced on every change of the view
@@ -149,7 +153,7 @@ type tenancy struct {
 // NewEngine returns an engine that has done nothing yet.
 func NewEngine(cfg Config) *Engine {
 	return &Engine{cfg: cfg, keys: NewKeys(cfg.Prefix), log: cfg.Log,
-		wake: make(chan struct{}, 1), asks: make(chan ask), changed: make(chan struct{}), problems: problems{}}
+		wake: make(chan struct{}, 1), asks: make(chan ask), dead: map[clientv3.LeaseID]bool{}, changed: make(chan struct{}), problems: problems{}}
 }
 
 // Run holds the node's subnet until ctx ends, with the kernel's half in f. It
@@ -171,6 +175,7 @@ func (e *Engine) Run(ctx context.Context, f Fence) error {
 		w.Run(ctx)
 		return nil
 	})
+	g.Go(func() error { e.watchConnection(ctx, client); return nil })
 	g.Go(func() error { return e.loop(ctx) })
 	return g.Wait()
 }
@@ -198,6 +203,12 @@ func (e *Engine) restore() {
 		e.known = Life{Store: m.Store, Cluster: m.ClusterID, Revision: m.Revision}
 		if m.Held != nil {
 			e.past = m.Held.Past
+		}
+		if m.Moving != nil {
+			e.moving = &move{m.Moving.Lease, time.Duration(m.Moving.TTLSeconds) * time.Second}
+		}
+		for _, id := range m.Dead {
+			e.dead[id] = true
 		}
 	})
 	if n, _, err := conf.ParseNetwork(m.Config); len(m.Config) > 0 && err == nil {
@@ -278,7 +289,7 @@ func (e *Engine) look(ctx context.Context) time.Duration {
 	e.reachable()
 	e.adopt(s)
 	if e.cfg.Birth != nil && s.Store.ModRevision == 0 && !e.unsettled() {
-		return e.birth(ctx)
+		return e.birth(ctx, s)
 	}
 	if pause, done := e.settle(ctx, s); !done {
 		return pause
@@ -309,7 +320,7 @@ func (e *Engine) choose(ctx context.Context, s *Snapshot) time.Duration {
 	case d.wait != "":
 		return e.waitFor(d.wait)
 	}
-	if pause, free := e.identified(ctx, d.conflict); !free {
+	if pause, free := e.identified(ctx, d.conflicts); !free {
 		return pause
 	}
 	if err := e.cfg.Ready(); err != nil {
@@ -349,23 +360,34 @@ func (e *Engine) keepKnown() {
 	e.mu.Lock()
 	m := e.memoryLocked(old)
 	e.mu.Unlock()
-	if old.Store == m.Store && old.ClusterID == m.ClusterID && old.Revision <= m.Revision {
+	same := old.Store == m.Store && old.ClusterID == m.ClusterID
+	if same && (old.Revision == m.Revision || time.Since(e.saved) < keepEvery) {
 		return
 	}
+	e.saved = time.Now()
 	if err := e.cfg.Memory.Save(m); err != nil {
 		e.log.Warn("node.json not written; after a restart this node takes the store for one that went back", "error", err)
 	}
 }
 
 // birth births the cluster of --new-cluster; a born one is never touched.
-func (e *Engine) birth(ctx context.Context) time.Duration {
-	born, err := Init(ctx, e.client, e.cfg.Prefix, e.cfg.Birth)
+// Where this node knew a store before, others may hold subnets of it, and
+// newcomers wait for them.
+func (e *Engine) birth(ctx context.Context, s *Snapshot) time.Duration {
+	born, err := e.bear(ctx, s)
 	if err != nil {
 		return e.denied(fmt.Errorf("birth of the cluster: %w", err))
 	}
 	e.log.Info("cluster", "created", born.Created, "adopted", born.Adopted, "store", born.Store)
 	e.cfg.Birth = nil
 	return 0
+}
+
+func (e *Engine) bear(ctx context.Context, s *Snapshot) (Born, error) {
+	if e.cfg.Memory.Get().Had != "" {
+		return InitAfterLoss(ctx, e.client, e.cfg.Prefix, e.cfg.Birth, e.settleFor(s))
+	}
+	return Init(ctx, e.client, e.cfg.Prefix, e.cfg.Birth)
 }
 
 // notResumed drops a tenancy that memory alone spoke for. If pods of this boot

@@ -2,8 +2,11 @@ package lease
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -37,12 +40,16 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 		return jitter(time.Second)
 	}
 	e.clear("fence")
-	deadline, err := e.fence.Deadline()
-	if err != nil {
-		e.log.Warn("the fence cannot be read", "error", err)
+	t := tenancy{Holding: h, unproven: errRestarted, since: time.Now()}
+	e.copied, e.inheriting = false, 0
+	if e.unused == h.lease {
+		e.unused = 0
 	}
-	t := tenancy{Holding: h, deadline: deadline, unproven: errRestarted, since: time.Now()}
 	e.update(func() {
+		var err error
+		if t.deadline, err = e.fence.Deadline(); err != nil {
+			e.log.Warn("the fence cannot be read", "error", err)
+		}
 		e.held, e.started, e.waiting, e.former, e.conflict = &t, true, "", Subnets{}, ""
 		if e.snapshot != nil && e.forgot == nil {
 			e.past = e.snapshot.before(h, e.past)
@@ -64,6 +71,7 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 
 // renew runs one cycle and acts on its verdict.
 func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
+	e.keepNetwork(t)
 	gen := e.fence.Generation()
 	limit, err := e.keepMoving(ctx, t)
 	if err != nil {
@@ -71,7 +79,7 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 	}
 	v := cycle(ctx, e.client, t.Holding, e.cfg.Clock, e.cfg.Step)
 	if v.answered && e.meet(v.life) {
-		return 0 // a list shows what to make of it
+		return jitter(firstRetry) // a list shows what to make of it
 	}
 	switch {
 	case v.lost != "" && e.moving != nil && v.entry.Lease == e.moving.lease && v.entry.Tenant() == t.record.Tenant():
@@ -87,7 +95,7 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 		if t.lastProof == 0 {
 			// It was never proven: etcd shows the key under a lease that it
 			// denies. The key is left to lapse.
-			e.dead = t.lease
+			e.dead[t.lease] = true
 			return jitter(time.Second)
 		}
 		return 0
@@ -144,9 +152,21 @@ func (e *Engine) proven(gen uint64, t tenancy, v verdict) bool {
 	if e.doubt != nil && v.t0 >= e.doubt.since {
 		e.doubt = nil
 	}
+	delete(e.problems, etcdRefuses)
+	delete(e.problems, contested)
 	e.reachableLocked()
 	e.signal()
 	return true
+}
+
+// keepNetwork tells the fence the network in force, in case it could not be told
+// when that changed. Where nothing differs it does nothing.
+func (e *Engine) keepNetwork(t tenancy) {
+	if n := e.inForce(); n != nil {
+		if err := e.fence.Set(t.subnets, networkPair(*n)); err != nil {
+			e.log.Error("the fence does not take the network", "network", networkName(*n), "error", err)
+		}
+	}
 }
 
 // counts says whether a proof may open a closed fence. Out of a store that
@@ -242,9 +262,18 @@ func (e *Engine) publish(ctx context.Context) {
 func (e *Engine) remember(h Holding) {
 	e.mu.Lock()
 	m := e.memoryLocked(e.cfg.Memory.Get().remember(h, e.cfg.Boot))
-	m.Held.Past = e.past
+	m.Held.Past, m.Moving = e.past, nil
+	if e.moving != nil {
+		m.Moving = &MemoryOfMove{e.moving.lease, int64(e.moving.ttl / time.Second)}
+	}
 	e.mu.Unlock()
 	e.saved = time.Now()
+	e.saveMemory(m)
+}
+
+// saveMemory writes node.json with the leases that count for nothing.
+func (e *Engine) saveMemory(m Memory) {
+	m.Dead = slices.Sorted(maps.Keys(e.dead))
 	if err := e.cfg.Memory.Save(m); err != nil {
 		e.log.Warn("node.json not written; a restart with etcd away would not find the subnet", "error", err)
 		e.problem(api.SeverityWarning, "state-dir", err.Error(), "free space or repair --state-dir")
@@ -256,6 +285,7 @@ func (e *Engine) remember(h Holding) {
 // memoryLocked adds what is known of the store to what is known of the node.
 func (e *Engine) memoryLocked(m Memory) Memory {
 	m.Store, m.ClusterID, m.Revision = e.known.Store, e.known.Cluster, e.known.Revision
+	m.Had = cmp.Or(m.Store, m.Had)
 	m.Config = e.config
 	return m
 }

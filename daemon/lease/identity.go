@@ -43,7 +43,7 @@ func (r renewed) lives() bool { return r.granted > 0 && r.ago < 3*Interval(r.gra
 
 // lastRenewed asks etcd how much of a lease is left.
 func (e *Engine) lastRenewed(ctx context.Context, id clientv3.LeaseID) (renewed, error) {
-	ctx, cancel := context.WithTimeout(ctx, maxCall)
+	ctx, cancel := context.WithTimeout(ctx, e.callTimeout())
 	defer cancel()
 	resp, err := e.client.TimeToLive(ctx, id)
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) || err == nil && resp.TTL <= 0 {
@@ -57,38 +57,81 @@ func (e *Engine) lastRenewed(ctx context.Context, id clientv3.LeaseID) (renewed,
 
 // identified is false while another machine lives under this node's name or
 // UID: the first is never disturbed. Once it has not renewed its lease for three
-// intervals, this node goes on, as a newcomer with a UID of its own.
-func (e *Engine) identified(ctx context.Context, other *Entry) (time.Duration, bool) {
-	if other == nil {
-		e.update(func() { e.conflict = ""; delete(e.problems, duplicateNode) })
-		return 0, true
-	}
-	r, err := e.lastRenewed(ctx, other.Lease)
-	if err != nil {
-		return e.denied(err), false
-	}
-	who, uid := other.Tenant(), e.cfg.Memory.Get().UID
-	if r.lives() {
-		e.refuseFor(*other, r, who.UID == uid)
-		return jitter(min(retryWaiting, Interval(r.granted))), false
-	}
-	if who.UID == uid {
-		m := e.cfg.Memory.Get()
-		m.UID, m.Held = uuid.NewString(), nil
-		if err := e.cfg.Memory.Save(m); err != nil {
-			e.log.Error("the new identity is not on disk", "error", err)
+// intervals, or is gone, this node goes on as a newcomer. If it was the UID that
+// both had, this one is the copy, and takes a new one first.
+func (e *Engine) identified(ctx context.Context, others []Entry) (time.Duration, bool) {
+	uid := e.cfg.Memory.Get().UID
+	for _, other := range others {
+		r, err := e.lastRenewed(ctx, other.Lease)
+		if err != nil {
+			return e.denied(err), false
 		}
-		e.log.Warn("this node takes a new identity: its UID is on record at another address, in a lease that nobody renews", "was", uid, "is", m.UID, "at", other.PublicIP)
+		e.copied = e.copied || other.Tenant().UID == uid
+		if r.lives() {
+			e.refuseFor(other, r)
+			return jitter(min(retryWaiting, Interval(r.granted))), false
+		}
 	}
 	e.update(func() { e.conflict = ""; delete(e.problems, duplicateNode) })
-	return 0, true
+	if !e.copied {
+		return 0, true
+	}
+	e.copied = false
+	m := e.cfg.Memory.Get()
+	m.UID, m.Held, m.Moving = uuid.NewString(), nil, nil
+	if err := e.cfg.Memory.Save(m); err != nil {
+		e.log.Error("the new identity is not on disk", "error", err)
+	}
+	e.log.Warn("this node takes a new identity: its UID was on record at another machine", "was", uid, "is", m.UID)
+	return 0, false
 }
 
-func (e *Engine) refuseFor(other Entry, r renewed, sameUID bool) {
+// late undoes an acquisition that another machine of this node's name was a
+// moment quicker with: both found the name free. Nothing is armed yet.
+func (e *Engine) late(ctx context.Context, h Holding) bool {
+	s := e.caughtUp(ctx, h.create)
+	if s == nil || find(s, func(o Entry) bool { return o.namesake(h) && o.CreateRevision < h.create }) == nil {
+		return false
+	}
+	e.unused = 0
+	if err := e.end(ctx, h.lease); err != nil {
+		e.denied(err) // it counts for nothing from now on, and lapses
+	}
+	return true
+}
+
+// namesake says that another machine holds the record under the holding's name.
+func (e Entry) namesake(h Holding) bool {
+	who, own := e.Tenant(), h.record.Tenant()
+	return who.UID != "" && who.UID != own.UID && who.Node == own.Node
+}
+
+// caughtUpWait bounds the wait for the watch.
+const caughtUpWait = time.Second
+
+// caughtUp waits until the watch has shown a revision; nil if it does not in
+// good time.
+func (e *Engine) caughtUp(ctx context.Context, revision int64) *Snapshot {
+	ctx, cancel := context.WithTimeout(ctx, caughtUpWait)
+	defer cancel()
+	for {
+		v, changed := e.Changed()
+		if v.Snapshot != nil && v.Snapshot.Revision >= revision {
+			return v.Snapshot
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (e *Engine) refuseFor(other Entry, r renewed) {
 	who := other.Tenant()
 	what := fmt.Sprintf("the node name %q is", who.Node)
 	fix := "give this node another --node-name, or stop the other one"
-	if sameUID {
+	if who.UID == e.cfg.Memory.Get().UID {
 		what = fmt.Sprintf("the identity (UID %s) in this node's state directory is", who.UID)
 		fix = "if this machine is a clone, remove node.json from its --state-dir, and give it another name; or stop the other machine"
 	}
@@ -155,6 +198,8 @@ func (e *Engine) endsNext(ctx context.Context, s *Snapshot) string {
 	if time.Since(e.counted.at) < countEvery {
 		return e.counted.text
 	}
+	ctx, cancel := context.WithTimeout(ctx, maxCall)
+	defer cancel()
 	var first *Entry
 	var left, ago time.Duration
 	for _, entry := range s.Entries[:min(len(s.Entries), countMost)] {

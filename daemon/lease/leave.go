@@ -42,39 +42,52 @@ func (e *Engine) Leave(ctx context.Context) error {
 func (e *Engine) leave(ctx context.Context) error {
 	t := e.tenancy()
 	e.lose("given up by tenurectl leave")
+	if err := e.fence.Close(); err != nil { // also one that an earlier process left open
+		return fmt.Errorf("leave: close the fence: %w", err)
+	}
 	e.update(func() {
 		e.left, e.started, e.waiting = true, true, leftText
 	})
-	if t == nil {
-		return ErrNothingHeld
+	if t != nil {
+		e.condemn(t.lease) // a process after this one must not resume what is about to go
 	}
 	for pause := newPause(); ; {
-		s, err := list(ctx, e.client, newMirror(e.keys), maxCall)
+		n, err := e.leaveAll(ctx)
 		if err == nil {
-			err = e.leaveAs(ctx, *t, s)
+			err = e.abandon(ctx)
 		}
-		if err == nil {
-			return e.abandon(ctx)
-		}
-		if !wait(ctx, pause.NextBackOff()) {
-			return fmt.Errorf("%s is closed on this node, but etcd did not say that its key is deleted; it ends with its lease at the latest, in %s: %w", t.subnets, t.ttl, err)
+		switch {
+		case err == nil && n == 0 && t == nil:
+			return ErrNothingHeld
+		case err == nil:
+			return nil
+		case !wait(ctx, pause.NextBackOff()):
+			return fmt.Errorf("the overlay is closed on this node, but etcd did not say that its key is deleted; it ends with its lease at the latest: %w", err)
 		}
 	}
 }
 
-// leaveAs deletes the key if it is still the holding's; a key that is not is
-// nobody's to give up.
-func (e *Engine) leaveAs(ctx context.Context, t tenancy, s *Snapshot) error {
-	entry, there := s.Entry(t.subnets)
-	mine := there && entry.Tenant().UID == t.record.Tenant().UID
-	if !mine || entry.Lease != t.lease && (e.moving == nil || entry.Lease != e.moving.lease) {
-		return nil
-	}
-	h, err := NewHolding(e.keys, entry, t.ttl)
+// leaveAll deletes every key that is this very boot's, and says how many.
+func (e *Engine) leaveAll(ctx context.Context) (int, error) {
+	s, err := list(ctx, e.client, newMirror(e.keys), maxCall)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return e.giveUp(ctx, h, s, "given up")
+	n, uid := 0, e.cfg.Memory.Get().UID
+	for _, entry := range s.Entries {
+		if who := entry.Tenant(); who.UID != uid || who.Boot != e.cfg.Boot || entry.Lease == 0 {
+			continue
+		}
+		h, err := NewHolding(e.keys, entry, 0)
+		if err == nil {
+			err = e.giveUp(ctx, h, s, "given up")
+		}
+		if err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, nil
 }
 
 // giveUp deletes an own key and ends its lease. No fence may be open for it.
@@ -88,7 +101,7 @@ func (e *Engine) giveUp(ctx context.Context, h Holding, s *Snapshot, why string)
 	if err != nil {
 		return err
 	}
-	resp, err := commit(ctx, e.client, f, maxCall)
+	resp, err := commit(ctx, e.client, f, e.callTimeout())
 	if err != nil {
 		return fmt.Errorf("give %s up: %w", h.subnets, err)
 	}
@@ -96,7 +109,7 @@ func (e *Engine) giveUp(ctx context.Context, h Holding, s *Snapshot, why string)
 		return fmt.Errorf("give %s up: %w", h.subnets, errLostRace)
 	}
 	e.log.Info("subnet given up", "subnet", h.subnets, "lease", leaseHex(h.lease), "why", why)
-	return revoke(ctx, e.client, h.lease, maxCall)
+	return e.end(ctx, h.lease)
 }
 
 func (e *Engine) hasLeft() bool {

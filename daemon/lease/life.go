@@ -47,6 +47,13 @@ func (l Life) Meet(now Life) Meeting {
 	return MetSame
 }
 
+// strange says that an answer, which is not to be judged yet, may come from
+// another store or another age of it.
+func (l Life) strange(now Life) bool {
+	m := l.Meet(now)
+	return m == MetAnother || m == MetWentBack
+}
+
 // Difference says in words what was known and what is there now.
 func (l Life) Difference(now Life) string {
 	switch {
@@ -91,8 +98,7 @@ const (
 )
 
 // stand is pure: how what a list shows relates to a holding. past are the
-// owners before it; the lease and as well may carry the key, if its move was
-// asked for and not answered.
+// owners before it.
 func stand(h Holding, past []Transition, s *Snapshot) (standing, Entry) {
 	own := h.record.Tenant()
 	e, there := s.Entry(h.subnets)

@@ -28,8 +28,16 @@ type Memory struct {
 	Boot string `json:"boot,omitempty"`
 	// Held is the subnet held last, nil before the first.
 	Held *MemoryOfHolding `json:"held,omitempty"`
+	// Moving is the lease that Held's key was asked to move to, and has not
+	// been seen to.
+	Moving *MemoryOfMove `json:"moving,omitempty"`
+	// Dead are leases whose end was asked for and not confirmed: a key that
+	// hangs on one may go at any time, and is never resumed.
+	Dead []clientv3.LeaseID `json:"dead,omitempty"`
 	// Store is the identity of the store last believed.
 	Store string `json:"store,omitempty"`
+	// Had is the last store that there was, also while there is none.
+	Had string `json:"had,omitempty"`
 	// ClusterID is etcd's own identity, as in the header of that answer.
 	ClusterID uint64 `json:"clusterID,omitempty"`
 	// Revision is the highest one seen in that store.
@@ -48,6 +56,12 @@ type MemoryOfHolding struct {
 	Record         Record           `json:"record"`
 	// Past are the owners before this node, as the owner record has them.
 	Past []Transition `json:"past,omitempty"`
+}
+
+// MemoryOfMove is a move that a process has begun.
+type MemoryOfMove struct {
+	Lease      clientv3.LeaseID `json:"lease"`
+	TTLSeconds int64            `json:"ttlSeconds"`
 }
 
 // memoryVersion is the form this code writes.

@@ -35,7 +35,10 @@ func (e *Engine) rebind(ctx context.Context, pause time.Duration) time.Duration 
 		if !e.outdated(*t, *n) {
 			return pause
 		}
-		m := &move{lease: newLeaseID()}
+		if e.spare == 0 {
+			e.spare = newLeaseID()
+		}
+		m := &move{lease: e.spare}
 		t0 := e.cfg.Clock()
 		got, err := grant(ctx, e.client, m.lease, n.LeaseTTL, CallTimeout(t.ttl))
 		if err != nil {
@@ -44,15 +47,17 @@ func (e *Engine) rebind(ctx context.Context, pause time.Duration) time.Duration 
 		}
 		e.asked, m.ttl = grantedTTL{n.LeaseTTL, got}, got
 		if got == t.ttl {
+			e.spare = 0
 			e.dropLease(ctx, m.lease)
 			return pause
 		}
 		if err := e.cut(Deadline(t0, got)); err != nil {
 			e.log.Error("the lease keeps its length", "error", err)
-			e.dropLease(ctx, m.lease)
-			return pause
+			return min(pause, retryWaiting)
 		}
-		e.update(func() { e.moving = m })
+		e.update(func() { e.moving, e.spare = m, 0 })
+		// Whoever goes on after this process must know where the key may be.
+		e.remember(t.Holding)
 	}
 	return e.tryMove(ctx, *t)
 }
@@ -77,8 +82,8 @@ func (e *Engine) tryMove(ctx context.Context, t tenancy) time.Duration {
 		return again
 	}
 	if resp.Succeeded {
-		moved := Entry{Subnets: t.subnets, Record: t.record, Lease: e.moving.lease, CreateRevision: t.create, ModRevision: resp.Header.Revision}
-		return e.moved(ctx, t, moved)
+		now := Entry{Subnets: t.subnets, Record: t.record, Lease: e.moving.lease, CreateRevision: t.create, ModRevision: resp.Header.Revision}
+		return e.moved(ctx, t, now)
 	}
 	// Settle stands, or the record was updated: the next cycle reads it.
 	return again
@@ -118,8 +123,8 @@ func (e *Engine) keepMoving(ctx context.Context, t tenancy) (time.Duration, erro
 	return Deadline(t0, ttl), nil
 }
 
-// dropLease revokes a lease that no key hangs on; one that cannot be reached
-// ends by itself.
+// dropLease revokes a lease that no key of this node hangs on, or can come to
+// hang on; one that cannot be reached ends by itself.
 func (e *Engine) dropLease(ctx context.Context, id clientv3.LeaseID) {
 	if id == 0 {
 		return
@@ -129,22 +134,33 @@ func (e *Engine) dropLease(ctx context.Context, id clientv3.LeaseID) {
 	}
 }
 
-// abandon ends every lease that a key of the subnet lost last might still come
-// to hang on: "absent" does not prove that an unanswered write will not commit.
-// The fence is closed by now. Until it succeeds nothing else is acquired.
+// abandon ends every lease that a key of a subnet which is not held might still
+// come to hang on: "absent" does not prove that an unanswered write will not
+// commit. The fence, which an earlier process may have left open, is closed
+// first. Until it succeeds nothing else is acquired.
 func (e *Engine) abandon(ctx context.Context) error {
+	var open []clientv3.LeaseID
 	if e.moving != nil {
-		if err := revoke(ctx, e.client, e.moving.lease, e.callTimeout()); err != nil {
+		open = append(open, e.moving.lease)
+	}
+	for _, id := range []clientv3.LeaseID{e.asserting, e.inheriting} {
+		if id != 0 {
+			open = append(open, id)
+		}
+	}
+	if len(open) == 0 {
+		return nil
+	}
+	if err := e.fence.Close(); err != nil {
+		return fmt.Errorf("close the fence: %w", err)
+	}
+	for _, id := range open {
+		if err := e.end(ctx, id); err != nil {
 			return err
 		}
-		e.update(func() { e.moving = nil })
 	}
-	if e.asserting != 0 {
-		if err := revoke(ctx, e.client, e.asserting, e.callTimeout()); err != nil {
-			return err
-		}
-		e.update(func() { e.asserting = 0 })
-	}
+	e.update(func() { e.moving, e.asserting = nil, 0 })
+	e.inheriting = 0
 	return nil
 }
 
@@ -162,7 +178,10 @@ func (e *Engine) inherit(ctx context.Context, own Entry, s *Snapshot, n conf.Net
 	if err != nil {
 		return e.waitFor(err.Error())
 	}
-	id := newLeaseID()
+	if e.inheriting == 0 {
+		e.inheriting = newLeaseID()
+	}
+	id := e.inheriting
 	if err := e.grantUnder(ctx, id, n.LeaseTTL); err != nil {
 		return e.denied(err)
 	}
@@ -171,42 +190,17 @@ func (e *Engine) inherit(ctx context.Context, own Entry, s *Snapshot, n conf.Net
 	if err != nil {
 		return e.denied(err)
 	}
-	entry, err := e.sendUntilSeen(ctx, f, own, id)
+	resp, err := commit(ctx, e.client, f, e.callTimeout())
 	if err != nil {
-		e.dropLease(ctx, id) // the key does not hang on it, and cannot come to
-		return e.denied(err)
+		// It may have committed, or may do so later: the next list shows it,
+		// and until then its lease stands.
+		return e.denied(fmt.Errorf("take %s over: %w", own.Subnets, err))
 	}
-	if h, err = NewHolding(e.keys, entry, n.LeaseTTL); err != nil {
-		return e.denied(err)
+	if !resp.Succeeded {
+		return jitter(firstRetry)
 	}
+	h.record, h.lease, h.mod = r, id, resp.Header.Revision
 	pause := e.take(ctx, h)
 	e.dropLease(ctx, own.Lease)
 	return pause
-}
-
-// sendUntilSeen repeats a write over the key as it was read until it is known
-// what became of it. The error says that the key is another's now, or as it was
-// and refused.
-func (e *Engine) sendUntilSeen(ctx context.Context, f fenced, read Entry, to clientv3.LeaseID) (Entry, error) {
-	a := attempt{client: e.client, keys: e.keys, call: maxCall}
-	for pause := newPause(); ; {
-		resp, err := commit(ctx, e.client, f, maxCall)
-		if err == nil && !resp.Succeeded || err != nil && !silence(err) {
-			now, readErr := a.readBack(ctx, read.Subnets)
-			if readErr == nil && now.Lease == to {
-				return now, nil // an earlier try of this very write
-			}
-			if readErr == nil {
-				return now, errors.Join(err, fmt.Errorf("take over %s: %w", read.Subnets, errLostRace))
-			}
-			err = readErr
-		}
-		if err == nil {
-			return a.readBack(ctx, read.Subnets)
-		}
-		e.unreachable(err)
-		if !wait(ctx, pause.NextBackOff()) {
-			return Entry{}, ctx.Err()
-		}
-	}
 }

@@ -14,6 +14,9 @@ import (
 // then the last good one stays. A config is judged as a whole, against every
 // subnet that anybody holds and against this machine.
 func (e *Engine) judgeLocked(s *Snapshot) {
+	if f := e.forgot; f != nil && !f.settled {
+		return // how long to settle depends on the config of before
+	}
 	delete(e.problems, configMissing)
 	if s.Config.ModRevision == 0 {
 		delete(e.problems, "config-refused")

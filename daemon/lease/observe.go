@@ -1,9 +1,11 @@
 package lease
 
 import (
+	"context"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/connectivity"
 )
 
 // Touch makes the engine look at once whether what it publishes is still
@@ -15,6 +17,11 @@ func (e *Engine) Touch() { e.nudge() }
 func (e *Engine) observe(s *Snapshot) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.snapshot == nil && e.known.strange(s.life()) {
+		e.suspect = true // the loop has yet to meet the store
+		e.nudge()
+		return
+	}
 	if old := e.snapshot; old != nil && !s.follows(old) {
 		// Late, or of another store: the loop's own list tells which.
 		if s.Listed || !s.sameStore(old) {
@@ -25,9 +32,10 @@ func (e *Engine) observe(s *Snapshot) {
 	}
 	e.takeInLocked(s)
 	if h := e.held; h != nil && s.Revision >= h.mod {
-		e.judgeHoldingLocked(h.Holding, s)
+		e.judgeHoldingLocked(*h, s)
 	}
-	if e.held == nil || e.settling {
+	e.judgeLocked(s)
+	if e.held == nil || e.settling && s.Settle.ModRevision == 0 {
 		e.nudge()
 	}
 	e.signal()
@@ -47,10 +55,12 @@ func (s *Snapshot) sameStore(old *Snapshot) bool {
 // judgeHoldingLocked closes the fence for a subnet that is not ours any more.
 // Where the store forgot, what is missing from it is put back by the loop while
 // the fence is open; only what somebody else has committed since ends it here.
-func (e *Engine) judgeHoldingLocked(h Holding, s *Snapshot) {
-	st, entry := stand(h, e.past, s)
+func (e *Engine) judgeHoldingLocked(h tenancy, s *Snapshot) {
+	st, entry := stand(h.Holding, e.past, s)
 	switch {
 	case st == ours || st == moved && e.comingLocked(entry.Lease):
+	case st == moved && h.lastProof == 0 && entry.Tenant().Boot == e.cfg.Boot:
+		e.nudge() // node.json was written before the key moved last
 	case st == foreign || !e.unsettledLocked():
 		e.loseLocked(h.whyNot(st, entry))
 	default:
@@ -75,7 +85,6 @@ func (h Holding) whyNot(st standing, e Entry) string {
 func (e *Engine) takeInLocked(s *Snapshot) {
 	e.snapshot = s
 	e.settling = s.Settle.ModRevision != 0 || e.settling && !s.Listed
-	e.judgeLocked(s)
 	if h := e.held; h != nil && e.forgot == nil {
 		e.past = s.before(h.Holding, e.past)
 	}
@@ -100,6 +109,7 @@ func (e *Engine) adopt(s *Snapshot) {
 	e.suspect = false
 	if e.meetLocked(s.life()) || e.snapshot == nil || s.follows(e.snapshot) {
 		e.takeInLocked(s)
+		e.judgeLocked(s)
 	}
 	e.settling = s.Settle.ModRevision != 0
 	if f := e.forgot; f != nil && e.settling {
@@ -119,6 +129,26 @@ func (e *Engine) reconnected() {
 	defer e.mu.Unlock()
 	if e.held != nil {
 		e.doubtLocked("the connection to etcd was lost and is back", true)
+	}
+}
+
+// watchConnection tells of connections that were lost and are back. The client
+// resumes its watch by itself, so the watch alone does not tell.
+func (e *Engine) watchConnection(ctx context.Context, c *clientv3.Client) {
+	conn, was, lost := c.ActiveConnection(), false, false
+	for state := conn.GetState(); ; state = conn.GetState() {
+		switch state {
+		case connectivity.Ready:
+			if lost {
+				e.reconnected()
+			}
+			was, lost = true, false
+		case connectivity.TransientFailure, connectivity.Connecting:
+			lost = was
+		}
+		if !conn.WaitForStateChange(ctx, state) {
+			return
+		}
 	}
 }
 

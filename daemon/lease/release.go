@@ -22,6 +22,7 @@ type Released struct {
 // Errors of Release.
 var (
 	ErrNoSuchHolder = errors.New("no node and no subnet of that name is on record")
+	ErrReleased     = errors.New("it is released already, and free when its lease ends")
 	ErrAmbiguous    = errors.New("more than one record is of that name")
 )
 
@@ -31,7 +32,7 @@ var (
 // may be open as long. With machineIsOff, the operator's word that it cannot
 // be, key and lease are deleted at once.
 func Release(ctx context.Context, c *clientv3.Client, prefix, what string, machineIsOff bool) (Released, error) {
-	k := NewKeys(prefix)
+	k, tomb := NewKeys(prefix), newLeaseID()
 	for {
 		s, err := list(ctx, c, newMirror(k), maxCall)
 		if err != nil {
@@ -42,7 +43,7 @@ func Release(ctx context.Context, c *clientv3.Client, prefix, what string, machi
 			return Released{}, err
 		}
 		r := Released{Subnets: entry.Subnets, Node: entry.Tenant().Node}
-		f, err := releasing(ctx, c, k, entry, s, machineIsOff, &r)
+		f, err := releasing(ctx, c, k, entry, s, machineIsOff, tomb, &r)
 		if err != nil {
 			return Released{}, err
 		}
@@ -76,7 +77,7 @@ func named(s *Snapshot, what string) (Entry, error) {
 }
 
 // releasing builds the write, and grants the tombstone's lease.
-func releasing(ctx context.Context, c *clientv3.Client, k Keys, entry Entry, s *Snapshot, machineIsOff bool, r *Released) (fenced, error) {
+func releasing(ctx context.Context, c *clientv3.Client, k Keys, entry Entry, s *Snapshot, machineIsOff bool, tomb clientv3.LeaseID, r *Released) (fenced, error) {
 	h, err := NewHolding(k, entry, 0)
 	if err != nil {
 		return fenced{}, err
@@ -86,6 +87,9 @@ func releasing(ctx context.Context, c *clientv3.Client, k Keys, entry Entry, s *
 	if machineIsOff {
 		return h.leave(o)
 	}
+	if entry.Tenure != nil && entry.Tenure.UID == "" {
+		return fenced{}, fmt.Errorf("%s: %w", entry.Subnets, ErrReleased)
+	}
 	resp, err := c.TimeToLive(ctx, entry.Lease)
 	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fenced{}, fmt.Errorf("look at lease %x: %w", int64(entry.Lease), err)
@@ -94,10 +98,9 @@ func releasing(ctx context.Context, c *clientv3.Client, k Keys, entry Entry, s *
 		return fenced{}, fmt.Errorf("lease %x of %s is gone: its subnet is free already, or will be in a moment", int64(entry.Lease), entry.Subnets)
 	}
 	ttl := time.Duration(resp.GrantedTTL) * time.Second
-	id := newLeaseID()
-	if _, err := grant(ctx, c, id, ttl, maxCall); err != nil {
+	if _, err := grant(ctx, c, tomb, ttl, maxCall); err != nil {
 		return fenced{}, err
 	}
 	r.Until = time.Now().Add(ttl)
-	return h.entomb(id, o)
+	return h.entomb(tomb, o)
 }

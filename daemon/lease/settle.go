@@ -42,6 +42,7 @@ func (e *Engine) meetLocked(now Life) (changed bool) {
 		e.forgot = nil
 		delete(e.problems, storeWentBack)
 		e.known = now
+		e.againLocked()
 	case e.forgot == nil || e.forgot.settled:
 		why := e.known.Difference(now)
 		e.log.Error("the store forgot", "what", why)
@@ -49,11 +50,17 @@ func (e *Engine) meetLocked(now Life) (changed bool) {
 		e.settler = 0
 		e.problems.add(storeWentBack, api.SeverityError, why+"; what this node holds it puts back, and nobody acquires a subnet until every holder has shown itself or lapsed",
 			"nothing, if the store is there to stay; if config or store identity are missing: tenurectl init --after-loss with the config it had", time.Time{})
-	}
-	if e.rewatch != nil {
-		e.rewatch() // a watch that was resumed waits for revisions of the other life
+		e.againLocked()
 	}
 	return true
+}
+
+// againLocked begins the watch anew: one that the client has resumed by itself
+// waits for revisions of the other life.
+func (e *Engine) againLocked() {
+	if e.rewatch != nil {
+		e.rewatch()
+	}
 }
 
 // meet is meetLocked for an answer that is no list.
@@ -109,7 +116,7 @@ func (e *Engine) settle(ctx context.Context, s *Snapshot) (time.Duration, bool) 
 		return min(pause, retryUnproven(ttl)), !silence(err) && e.tenancy() != nil
 	}
 	if !ok {
-		return 0, false // somebody else did, or the store changed: look again
+		return jitter(firstRetry), false // somebody else did, or the store changed: look again
 	}
 	e.log.Warn("settle put", "for", ttl, "why", f.why)
 	e.update(func() {
@@ -121,14 +128,14 @@ func (e *Engine) settle(ctx context.Context, s *Snapshot) (time.Duration, bool) 
 }
 
 func (e *Engine) putSettle(ctx context.Context, s *Snapshot, ttl time.Duration, v Settle) (bool, error) {
-	if _, err := grant(ctx, e.client, e.settler, ttl, maxCall); err != nil {
+	if _, err := grant(ctx, e.client, e.settler, ttl, e.callTimeout()); err != nil {
 		return false, err
 	}
 	f, err := settle(e.keys, e.settler, v, s)
 	if err != nil {
 		return false, err
 	}
-	resp, err := commit(ctx, e.client, f, maxCall)
+	resp, err := commit(ctx, e.client, f, e.callTimeout())
 	return err == nil && resp.Succeeded, err
 }
 
@@ -145,8 +152,12 @@ func (e *Engine) settleFor(s *Snapshot) time.Duration {
 	if t := e.tenancy(); t != nil {
 		ttl = max(ttl, t.ttl)
 	}
-	if h := e.cfg.Memory.Get().Held; h != nil {
-		ttl = max(ttl, time.Duration(h.TTLSeconds)*time.Second)
+	m := e.cfg.Memory.Get()
+	if m.Held != nil {
+		ttl = max(ttl, time.Duration(m.Held.TTLSeconds)*time.Second)
+	}
+	if n, _, err := conf.ParseNetwork(m.Config); len(m.Config) > 0 && err == nil {
+		ttl = max(ttl, n.LeaseTTL)
 	}
 	return ttl
 }

@@ -28,7 +28,8 @@ type Versioned[T any] struct {
 
 // Snapshot is everything under the prefix at one revision. It is immutable.
 type Snapshot struct {
-	// Revision is the store's, from the header of the answer or of the event.
+	// Revision is the store's, from the header of the answer; after events it
+	// is that of the latest one.
 	Revision int64
 	// ClusterID is etcd's own, from the same header.
 	ClusterID uint64

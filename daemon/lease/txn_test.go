@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"context"
 	"net/netip"
 	"testing"
 	"time"
@@ -149,7 +150,8 @@ func TestUnknownAcquireIsUndone(t *testing.T) {
 	_, c := cluster(t, fourSubnets)
 	k := NewKeys(prefix)
 	sub := Subnets{V4: netip.MustParsePrefix("10.5.3.0/24")}
-	a := attempt{client: c, keys: k, ttl: time.Minute, call: maxCall, lease: granted(t, c)}
+	a := attempt{client: c, keys: k, ttl: time.Minute, call: maxCall, lease: granted(t, c), silent: func(error) {},
+		end: func(ctx context.Context, id clientv3.LeaseID) error { return revoke(ctx, c, id, maxCall) }}
 	if _, err := a.resolve(t.Context(), Candidate{Subnets: sub}, errLostRace); err == nil {
 		t.Error("an absent key was taken for one's own")
 	}

@@ -145,11 +145,11 @@ func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
 	if v.State == api.StateWaiting && all[noFreeSubnet].Code == "" && all[etcdRefuses].Code == "" {
 		all.add("waiting", api.SeverityError, v.Reason, "as the text says; the node goes on by itself", time.Time{})
 	}
-	if v.Snapshot != nil && v.Held {
-		if text := twins(v.Snapshot, v.Holding.Record().Tenant()); text != "" {
+	if v.Snapshot != nil {
+		if text := twins(v.Snapshot, v.Holding.Record().Tenant()); text != "" && e.conflict == "" {
 			all.add(duplicateNode, api.SeverityError, text, "give each machine a --node-name and a --public-ip of its own; a record of a machine that is gone ends with its lease", time.Time{})
 		}
-		if v.Snapshot.Store.ModRevision == 0 {
+		if v.Held && v.Snapshot.Store.ModRevision == 0 {
 			all.add("store-missing", api.SeverityError, "etcd has no store identity under "+e.keys.All()+": what is held is served on, new nodes wait",
 				"tenurectl init --after-loss with the network config it had", time.Time{})
 		}

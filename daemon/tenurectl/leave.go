@@ -79,9 +79,9 @@ subnet until its lease would have ended.`,
 	return cmd
 }
 
-// releaseCode: a name that is on no record is a mistake of the caller's.
+// releaseCode: what there is nothing to release of is a mistake of the caller's.
 func releaseCode(err error) int {
-	if errors.Is(err, lease.ErrNoSuchHolder) || errors.Is(err, lease.ErrAmbiguous) {
+	if errors.Is(err, lease.ErrNoSuchHolder) || errors.Is(err, lease.ErrAmbiguous) || errors.Is(err, lease.ErrReleased) {
 		return exitUsage
 	}
 	return exitNotReached

@@ -54,17 +54,37 @@ func holdUID(uid string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hold the identity %s: %w", uid, err)
 	}
+	go answer(l)
 	return l, nil
 }
 
-// uidRuns says whether a daemon with that identity runs on this machine.
+// answer takes every call and ends it, until l is closed: a call that nobody
+// takes stays in the listener's queue, and a full queue looks like nobody.
+func answer(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			time.Sleep(answerPause) // no descriptors, for example
+		default:
+			_ = c.Close()
+		}
+	}
+}
+
+// answerPause keeps a lasting fault from spinning.
+const answerPause = 100 * time.Millisecond
+
+// uidRuns says whether a daemon with that identity runs on this machine. Only a
+// call that is refused, because nobody listens, says that none does.
 func uidRuns(uid string) bool {
 	c, err := net.DialTimeout("unix", uidSocket(uid), time.Second)
-	if err != nil {
-		return false
+	if err == nil {
+		_ = c.Close()
 	}
-	_ = c.Close()
-	return true
+	return !errors.Is(err, unix.ECONNREFUSED)
 }
 
 // holdIdentity holds the UID that the engine goes by until ctx ends; a clone
@@ -75,12 +95,13 @@ func (d *daemon) holdIdentity(ctx context.Context, first net.Listener) error {
 	for {
 		v, changed := d.engine.Changed()
 		if v.UID != held {
-			next, err := holdUID(v.UID)
-			if err != nil {
-				return err // nobody else can have drawn it
+			if next, err := holdUID(v.UID); err != nil {
+				d.log.Warn("the new identity is not held against copies on this machine", "error", err)
+			} else {
+				_ = l.Close()
+				l = next
 			}
-			_ = l.Close()
-			held, l = v.UID, next
+			held = v.UID
 		}
 		select {
 		case <-ctx.Done():
