@@ -51,7 +51,7 @@ func TestB6(t *testing.T) {
 			before := cluster.Status(ctx, t, n1)
 			began := time.Now()
 			rob(t, store, before)
-			heldAgain(ctx, t, n1, before)
+			heldAgain(ctx, t, gap, n1, before)
 			flow.Runs(ctx, t)
 			if d := time.Since(began); d > gap {
 				t.Errorf("the flow runs again after %s, want %s at most", d, gap)
@@ -77,7 +77,7 @@ func TestB6(t *testing.T) {
 
 			store.Unreserve(ctx, before.Subnet)
 			began := time.Now()
-			heldAgain(ctx, t, n1, before)
+			heldAgain(ctx, t, gap, n1, before)
 			flow.Runs(ctx, t)
 			if d := time.Since(began); d > gap {
 				t.Errorf("the flow runs again after %s, want %s at most", d, gap)
@@ -202,11 +202,11 @@ func within(ctx context.Context, t *testing.T, d time.Duration, n *lab.Node, wha
 	return cluster.Wait(ctx, t, n, what, want)
 }
 
-// heldAgain waits, for as long as a gap may be, until the node has its subnet
-// again, in the same epoch and under another lease.
-func heldAgain(ctx context.Context, t *testing.T, n *lab.Node, before *api.Status) {
+// heldAgain waits up to d until the node has its subnet again, in the same epoch
+// and under another lease.
+func heldAgain(ctx context.Context, t *testing.T, d time.Duration, n *lab.Node, before *api.Status) {
 	t.Helper()
-	now := within(ctx, t, gap, n, "holds a subnet under a new lease", func(s *api.Status) bool {
+	now := within(ctx, t, d, n, "holds a subnet under a new lease", func(s *api.Status) bool {
 		return s.State == api.StateHeld && s.Lease.ID != before.Lease.ID
 	})
 	if now.Subnet != before.Subnet || now.Lease.Epoch != before.Lease.Epoch {
