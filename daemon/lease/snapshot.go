@@ -3,7 +3,6 @@ package lease
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -75,22 +74,24 @@ func (s *Snapshot) MaxEpoch(sub Subnets) int64 {
 // mirror is the watched range, decoded once per change. It is not safe for
 // concurrent use; the snapshots it makes are.
 type mirror struct {
-	keys Keys
-	kv   map[string]item
+	keys  Keys
+	order []*item // by key, kept so: every event makes a snapshot
 }
 
 // item is one decoded key. A value that cannot be decoded still counts: its
 // subnet is taken, its reservation is somebody else's.
 type item struct {
-	value any // Entry or Versioned[...]; nil for a foreign key
+	key   string
+	name  string // of an Entry, owner or reservation: its part of the key
+	value any    // Entry or Versioned[...]; nil for a foreign key
 	fault string
 }
 
-func newMirror(k Keys) *mirror { return &mirror{keys: k, kv: map[string]item{}} }
+func newMirror(k Keys) *mirror { return &mirror{keys: k} }
 
 // reset replaces everything by one list.
 func (m *mirror) reset(kvs []*mvccpb.KeyValue) {
-	m.kv = make(map[string]item, len(kvs))
+	m.order = make([]*item, 0, len(kvs))
 	for _, kv := range kvs {
 		m.put(kv)
 	}
@@ -98,14 +99,31 @@ func (m *mirror) reset(kvs []*mvccpb.KeyValue) {
 
 func (m *mirror) put(kv *mvccpb.KeyValue) {
 	v, err := m.parse(kv)
-	it := item{value: v}
+	it := &item{key: string(kv.Key), value: v}
 	if err != nil {
 		it.fault = fmt.Sprintf("%s: %v", kv.Key, err)
 	}
-	m.kv[string(kv.Key)] = it
+	if e, ok := v.(Entry); ok {
+		it.name = e.Key()
+	} else {
+		it.name = it.key[strings.LastIndexByte(it.key, '/')+1:]
+	}
+	at, found := m.find(it.key)
+	if !found {
+		m.order = slices.Insert(m.order, at, it)
+	}
+	m.order[at] = it
 }
 
-func (m *mirror) remove(key string) { delete(m.kv, key) }
+func (m *mirror) remove(key string) {
+	if at, found := m.find(key); found {
+		m.order = slices.Delete(m.order, at, at+1)
+	}
+}
+
+func (m *mirror) find(key string) (int, bool) {
+	return slices.BinarySearchFunc(m.order, key, func(it *item, key string) int { return cmp.Compare(it.key, key) })
+}
 
 func (m *mirror) parse(kv *mvccpb.KeyValue) (any, error) {
 	key := string(kv.Key)
@@ -144,9 +162,10 @@ func parseEntry(name string, kv *mvccpb.KeyValue) (any, error) {
 // snapshot assembles what the mirror holds.
 func (m *mirror) snapshot(revision int64, cluster uint64) *Snapshot {
 	s := &Snapshot{Revision: revision, ClusterID: cluster,
-		Owners: map[string]Versioned[Owner]{}, Reservations: map[string]Versioned[Reservation]{}}
-	for _, key := range slices.Sorted(maps.Keys(m.kv)) {
-		it := m.kv[key]
+		Owners: make(map[string]Versioned[Owner], len(m.order)/2), Reservations: map[string]Versioned[Reservation]{},
+		Entries: make([]Entry, 0, len(m.order)/2)}
+	sorted, last := true, ""
+	for _, it := range m.order {
 		if it.fault != "" {
 			s.Faults = append(s.Faults, it.fault)
 		}
@@ -158,13 +177,16 @@ func (m *mirror) snapshot(revision int64, cluster uint64) *Snapshot {
 		case Versioned[Settle]:
 			s.Settle = v
 		case Versioned[Owner]:
-			s.Owners[strings.TrimPrefix(key, m.keys.owners())] = v
+			s.Owners[it.name] = v
 		case Versioned[Reservation]:
-			s.Reservations[strings.TrimPrefix(key, m.keys.reservations())] = v
+			s.Reservations[it.name] = v
 		case Entry:
 			s.Entries = append(s.Entries, v)
+			sorted, last = sorted && last <= it.name, it.name
 		}
 	}
-	slices.SortFunc(s.Entries, func(a, b Entry) int { return cmp.Compare(a.Key(), b.Key()) })
+	if !sorted { // somebody wrote a key in capitals
+		slices.SortFunc(s.Entries, func(a, b Entry) int { return cmp.Compare(a.Key(), b.Key()) })
+	}
 	return s
 }

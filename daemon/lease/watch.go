@@ -91,24 +91,62 @@ func (w *Watcher) once(ctx context.Context) error {
 				return nil // the resync period
 			case !ok:
 				return fmt.Errorf("watch %s: the stream ended", w.keys.All())
-			case resp.CompactRevision != 0:
-				w.log.Info("watch fell behind a compaction, listing again", "compacted", resp.CompactRevision)
-				return nil
-			case resp.Err() != nil:
-				return fmt.Errorf("watch %s: %w", w.keys.All(), resp.Err())
-			case len(resp.Events) > 0:
-				w.publish(m.apply(resp))
+			}
+			if again, err := w.take(m, events, resp); again || err != nil {
+				return err
 			}
 		}
 	}
 }
 
-// apply takes the events of one answer in.
-func (m *mirror) apply(resp clientv3.WatchResponse) *Snapshot {
-	// The header's revision is the member's own and may lag or lead; what the
-	// events say is what this snapshot shows.
+// takeMost bounds how many answers one snapshot takes in.
+const takeMost = 64
+
+// take publishes what an answer says, together with those that are there
+// already: in a storm every snapshot would be out of date when it is made.
+// again says that the watch has to begin anew.
+func (w *Watcher) take(m *mirror, events clientv3.WatchChan, resp clientv3.WatchResponse) (again bool, err error) {
 	revision := int64(0)
-	for _, ev := range resp.Events {
+	for left := takeMost; ; left-- {
+		switch {
+		case resp.CompactRevision != 0:
+			w.log.Info("watch fell behind a compaction, listing again", "compacted", resp.CompactRevision)
+			return true, nil
+		case resp.Err() != nil:
+			return false, fmt.Errorf("watch %s: %w", w.keys.All(), resp.Err())
+		}
+		revision = max(revision, m.apply(resp.Events))
+		if left == 0 {
+			break
+		}
+		next, ok := ready(events)
+		if !ok {
+			break
+		}
+		resp = next
+	}
+	if revision > 0 {
+		w.publish(m.snapshot(revision, resp.Header.ClusterId))
+	}
+	return false, nil
+}
+
+// ready is the answer that is there already, if there is one.
+func ready(events clientv3.WatchChan) (clientv3.WatchResponse, bool) {
+	select {
+	case resp, ok := <-events:
+		return resp, ok
+	default:
+		return clientv3.WatchResponse{}, false
+	}
+}
+
+// apply takes events in and returns the revision of the latest, which is what
+// the snapshot after them shows: the header's is the member's own and may lag
+// or lead.
+func (m *mirror) apply(events []*clientv3.Event) int64 {
+	revision := int64(0)
+	for _, ev := range events {
 		revision = max(revision, ev.Kv.ModRevision)
 		if ev.Type == clientv3.EventTypeDelete {
 			m.remove(string(ev.Kv.Key))
@@ -116,7 +154,7 @@ func (m *mirror) apply(resp clientv3.WatchResponse) *Snapshot {
 			m.put(ev.Kv)
 		}
 	}
-	return m.snapshot(revision, resp.Header.ClusterId)
+	return revision
 }
 
 // list reads the whole prefix at one revision. It is linearizable: a
