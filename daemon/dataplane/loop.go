@@ -242,9 +242,22 @@ func (r *runner) wait(ctx context.Context) {
 		if !ok {
 			r.notices = nil
 		}
-		sleep(ctx, max(opts.Settle, gap-time.Since(r.started)))
+		r.rest(ctx, max(opts.Settle, gap-time.Since(r.started)))
 	}
 	r.drain()
+}
+
+// rest lets a burst of notices settle, for d. What is wanted anew does not wait
+// behind the notices of the loop's own writes.
+func (r *runner) rest(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-r.loop.wanted:
+		sleep(ctx, r.loop.opts.Settle)
+	}
 }
 
 // drain takes what has come in while the burst settled: the pass that follows

@@ -137,6 +137,28 @@ func TestLoopLatestWins(t *testing.T) {
 	})
 }
 
+// TestLoopIsPromptBehindItself: a change right behind another does not wait for
+// the notices of the loop's own writes to settle.
+func TestLoopIsPromptBehindItself(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		peers := []dataplane.Peer{peer(35)}
+		b.loop.Set(node34(peers...))
+		b.converge(time.Second)
+		for n := 36; n < 46; n++ {
+			start := time.Now()
+			peers = append(peers, peer(n))
+			b.loop.Set(node34(peers...))
+			for b.state().Tokens[mac(n)] != peer(n).Subnet {
+				sleepFake(time.Millisecond)
+			}
+			if took := time.Since(start); took > 100*time.Millisecond {
+				t.Errorf("peer %d took %s", n, took)
+			}
+			sleepFake(20 * time.Millisecond) // the notices of these writes are there
+		}
+	})
+}
+
 func TestLoopRepairsOnNotice(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.loop.Set(node34(peer(35)))
