@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/tenure-cni/tenure/test/lab"
 )
@@ -78,7 +80,9 @@ func (p path) send(ctx context.Context, t *table) error {
 		_, err := p.to.Exec(serving, "iperf3", "-s", "-1")
 		server <- err
 	}()
-	if err := lab.Eventually(ctx, "iperf3 listens", func() error {
+	listens, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := lab.Eventually(listens, "iperf3 listens", func() error {
 		// A connection would use up the server's one test; the socket table does not.
 		out, err := p.to.Exec(ctx, "ss", "-Hltn", "sport = :5201")
 		if err == nil && out == "" {
@@ -86,7 +90,8 @@ func (p path) send(ctx context.Context, t *table) error {
 		}
 		return err
 	}); err != nil {
-		return err
+		stop()
+		return errors.Join(err, <-server)
 	}
 	before, err := cpuSeconds()
 	if err != nil {
