@@ -135,7 +135,7 @@ func gatewayIn(subnet netip.Prefix) netip.Prefix {
 
 func takenByAnother(v lease.View, p netip.Prefix, uid string) bool {
 	return v.Snapshot != nil && slices.ContainsFunc(v.Snapshot.Entries, func(e lease.Entry) bool {
-		return e.Tenant().UID != uid && e.Overlaps(lease.Subnets{V4: p})
+		return e.Tenant().UID != uid && !tombstone(e) && e.Overlaps(lease.Subnets{V4: p})
 	})
 }
 
@@ -163,6 +163,12 @@ type peer struct {
 	reason string
 }
 
+// tombstone says that a record is nobody's: it was taken from its holder by
+// force, and only keeps the subnet from others until the holder's overlay has
+// closed. Nobody sends to it or hears from it: whoever had it is given up, and
+// what is sent there is better refused at once than lost.
+func tombstone(e lease.Entry) bool { return e.Tenure != nil && e.Tenure.UID == "" }
+
 // peers are all records but this node's own.
 func peers(v lease.View, u Underlay) []peer {
 	if v.Snapshot == nil || v.Network == nil {
@@ -185,6 +191,8 @@ func peers(v lease.View, u Underlay) []peer {
 // unusable says why a record cannot be programmed; "" if it can.
 func unusable(e lease.Entry, n *conf.Network, u Underlay) string {
 	switch {
+	case tombstone(e):
+		return "it was taken from its node by force (tenurectl release) and is nobody's until its lease ends, then free; nothing is sent there"
 	case !e.PublicIP.IsValid():
 		return "its record cannot be read"
 	case e.PublicIP == u.PublicIP:

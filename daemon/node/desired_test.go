@@ -40,6 +40,14 @@ func settling(v lease.View) lease.View {
 	return v
 }
 
+// dead is a record that was taken from its node by force.
+func dead(e lease.Entry) lease.Entry {
+	who := e.Tenant()
+	who.UID = ""
+	e.Tenure = &who
+	return e
+}
+
 func peerOf(e lease.Entry) dataplane.Peer {
 	return dataplane.Peer{Subnet: e.V4, PublicIP: e.PublicIP, MAC: dataplane.MAC(e.BackendData.VtepMAC)}
 }
@@ -137,6 +145,17 @@ func TestDesired(t *testing.T) {
 				d.Bridge.Gateways = []netip.Prefix{prefix("10.5.33.1/32"), prefix("10.5.34.1/24")}
 				d.Bridge.Ports = []string{"tenold", "tenolder"}
 				d.HostRoutes = []netip.Addr{addr("10.5.33.4"), addr("10.5.33.9")}
+			}),
+		},
+		"a tombstone is no peer": {held(t, own, 7, n2, dead(entry("n9", "10.5.37.0/24", "192.0.2.14", 9))), nil,
+			with(func(d *dataplane.Desired) { d.Peers = []dataplane.Peer{peerOf(n2)} })},
+		"a tombstone while etcd settles: its node is not kept": {settling(held(t, own, 7, dead(entry("n9", "10.5.37.0/24", "192.0.2.14", 9)))), nil,
+			with(func(d *dataplane.Desired) { d.KeepPeers, d.Claims = true, []netip.Prefix{prefix("10.5.37.0/24")} })},
+		"a tombstone is no new tenant of an old pod's subnet": {
+			held(t, own, 7, dead(entry("n1", "10.5.33.0/24", "192.0.2.11", 9))), []ipam.Allocation{pod("old", "10.5.33.9/24")},
+			with(func(d *dataplane.Desired) {
+				d.Bridge.Gateways = []netip.Prefix{prefix("10.5.33.1/24"), prefix("10.5.34.1/24")}
+				d.Bridge.Ports = []string{"tenold"}
 			}),
 		},
 		"nothing held, a pod stays": {
