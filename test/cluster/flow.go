@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -28,6 +29,9 @@ type Flow struct {
 	// arrived is when the last one came in there, answered when the last
 	// answer came in here.
 	arrived, answered time.Time
+	// back says of each datagram, in the order in which they were sent,
+	// whether its answer has come in.
+	back []bool
 }
 
 // StartFlow starts one; the far end listens on the address, which must be on
@@ -52,7 +56,7 @@ func StartFlow(ctx context.Context, t testing.TB, from, to *lab.NS, addr netip.A
 	var g sync.WaitGroup
 	g.Go(func() { f.answer(server) })
 	g.Go(func() { f.read(client, stop) })
-	g.Go(func() { send(client, stop) })
+	g.Go(func() { f.send(client, stop) })
 	t.Cleanup(func() {
 		close(stop)
 		_, _ = server.Close(), client.Close()
@@ -77,7 +81,7 @@ func (f *Flow) answer(server net.PacketConn) {
 func (f *Flow) read(client net.Conn, stop <-chan struct{}) {
 	buf := make([]byte, 64)
 	for {
-		_, err := client.Read(buf)
+		n, err := client.Read(buf)
 		select {
 		case <-stop:
 			return
@@ -85,11 +89,12 @@ func (f *Flow) read(client net.Conn, stop <-chan struct{}) {
 		}
 		if err == nil { // else an ICMP error on the socket
 			f.note(&f.answered)
+			f.noteBack(buf[:n])
 		}
 	}
 }
 
-func send(client net.Conn, stop <-chan struct{}) {
+func (f *Flow) send(client net.Conn, stop <-chan struct{}) {
 	tick := time.NewTicker(flowEvery)
 	defer tick.Stop()
 	for {
@@ -98,8 +103,27 @@ func send(client net.Conn, stop <-chan struct{}) {
 			return
 		case <-tick.C:
 			// What cannot be sent does not arrive, which is what is looked at.
-			_, _ = client.Write([]byte("flow"))
+			_, _ = client.Write(f.next())
 		}
+	}
+}
+
+// next is another datagram: its number.
+func (f *Flow) next() []byte {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.back = append(f.back, false)
+	return binary.BigEndian.AppendUint64(nil, uint64(len(f.back)-1))
+}
+
+func (f *Flow) noteBack(answer []byte) {
+	if len(answer) != 8 {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if i := binary.BigEndian.Uint64(answer); i < uint64(len(f.back)) {
+		f.back[i] = true
 	}
 }
 
@@ -143,6 +167,49 @@ func (f *Flow) Ends(ctx context.Context, t testing.TB, d time.Duration) time.Tim
 		return answered
 	}
 	return arrived
+}
+
+// Sent is how many datagrams have been sent so far, for Lost.
+func (f *Flow) Sent() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.back)
+}
+
+// Lost is how many of the datagrams that were sent after the first so many, and
+// before now, stay without an answer. An answer that is on its way is waited
+// for, a second at most. However slow the machine, a datagram that nothing
+// dropped is answered: this counts packets, not time.
+func (f *Flow) Lost(ctx context.Context, from int) int {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	to, lost := f.Sent(), 0
+	_ = lab.Eventually(ctx, "answers", func() error {
+		if lost = f.missing(from, to); lost > 0 {
+			return fmt.Errorf("%d of %d missing", lost, to-from)
+		}
+		return nil
+	})
+	return lost
+}
+
+func (f *Flow) missing(from, to int) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, back := range f.back[min(from, to):to] {
+		if !back {
+			n++
+		}
+	}
+	return n
+}
+
+// Whole makes sure that all datagrams from number from to now are answered.
+func (f *Flow) Whole(ctx context.Context, t testing.TB, from int) {
+	t.Helper()
+	if lost := f.Lost(ctx, from); lost > 0 {
+		t.Errorf("flow %s lost %d of %d datagrams", f.name, lost, f.Sent()-from)
+	}
 }
 
 // Quiet tells whether nothing has arrived on either end for 300 ms.

@@ -47,7 +47,7 @@ func TestI1(t *testing.T) {
 	}
 	const foreign = "10.5.250.0/24"
 	cluster.Exec(ctx, t, n, "ip", "route", "add", foreign, "dev", cluster.Overlay, "proto", "99")
-	passes := writingPasses(n)
+	passes := cluster.WritingPasses(n)
 
 	cluster.Start(ctx, t, n)
 	inKernel(ctx, t, n, peers)
@@ -59,7 +59,7 @@ func TestI1(t *testing.T) {
 		}
 		return false
 	})
-	if now := writingPasses(n); now != passes+1 {
+	if now := cluster.WritingPasses(n); now != passes+1 {
 		t.Errorf("it took %d passes, want one", now-passes)
 	}
 	if out := cluster.Exec(ctx, t, n, "ip", "route", "show", foreign, "proto", "99"); !strings.Contains(out, cluster.Overlay) {
@@ -93,6 +93,3 @@ func inKernel(ctx context.Context, t *testing.T, n *lab.Node, peers []cluster.Pe
 		return err
 	})
 }
-
-// writingPasses is how many passes over the kernel have written something.
-func writingPasses(n *lab.Node) int { return strings.Count(n.Logs(10000), "kernel brought in line") }

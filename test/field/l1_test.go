@@ -49,9 +49,9 @@ func TestL1(t *testing.T) {
 			cluster.Seen(ctx, t, pod.NS, c.OutsideAddr(), port, n.Addr)
 		})
 	}
-	passes := writingPasses(n)
+	passes := cluster.WritingPasses(n)
 	cluster.Stays(ctx, t, 6*time.Second, "nothing is written", func() error { // rules are looked at every 5 s
-		if now := writingPasses(n); now != passes {
+		if now := cluster.WritingPasses(n); now != passes {
 			return fmt.Errorf("%d more passes wrote:\n%s", now-passes, n.Logs(3))
 		}
 		return nil
