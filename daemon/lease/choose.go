@@ -85,7 +85,10 @@ func offerReserved(n conf.Network, s *Snapshot, w Want, offer offerFunc) bool {
 }
 
 func offerLast(n conf.Network, s *Snapshot, w Want, offer offerFunc) bool {
-	if w.Last.IsZero() || s.Owners[w.Last.ownerKey()].Value.UID != w.UID {
+	// Without an owner on record the store has forgotten this node, and knows
+	// of nobody since.
+	owner := s.Owners[w.Last.ownerKey()].Value.UID
+	if w.Last.IsZero() || owner != w.UID && owner != "" {
 		return true
 	}
 	// Only if it is still a subnet of the network as it is now.
