@@ -33,7 +33,7 @@ type verdict struct {
 	answered bool
 	entry    Entry
 	life     Life
-	settle   bool
+	settle   int64 // ModRevision of the settle that stands, 0 if none does
 }
 
 // step tells a test between which two lines a cycle is; see Config.Step.
@@ -101,7 +101,7 @@ func (v *verdict) read(resp *clientv3.TxnResponse) {
 	s := reads(v.holding.keys, resp)
 	v.answered = true
 	v.entry, _ = s.Entry(v.holding.subnets)
-	v.life, v.settle = s.life(), s.Settle.ModRevision != 0
+	v.life, v.settle = s.life(), s.Settle.ModRevision
 }
 
 // keepAlive renews a lease of about ttl and returns its length as granted.

@@ -146,6 +146,7 @@ type tenancy struct {
 	Holding
 	deadline  time.Duration // as armed
 	lastProof time.Duration // t0 of the last proof, 0 = none in this process
+	settle    int64         // ModRevision of the settle that stood at the last proof
 	unproven  error         // why the last cycle brought no proof
 	since     time.Time     // of unproven
 }
@@ -279,6 +280,7 @@ func (e *Engine) step(ctx context.Context) time.Duration {
 
 // look reads everything and acts on it.
 func (e *Engine) look(ctx context.Context) time.Duration {
+	e.recall()
 	s, err := list(ctx, e.client, newMirror(e.keys), e.callTimeout())
 	if err != nil {
 		if ctx.Err() == nil {

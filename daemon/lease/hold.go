@@ -77,15 +77,19 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 	if err != nil {
 		return e.unanswered(ctx, t, err)
 	}
+	e.recall()
 	v := cycle(ctx, e.client, t.Holding, e.cfg.Clock, e.cfg.Step)
 	if v.answered && e.meet(v.life) {
 		return jitter(firstRetry) // a list shows what to make of it
 	}
+	if v.answered && v.settle != 0 {
+		e.overlooked()
+	}
 	switch {
 	case v.lost != "" && e.moving != nil && v.entry.Lease == e.moving.lease && v.entry.Tenant() == t.record.Tenant():
 		return e.moved(ctx, t, v.entry)
-	case v.lost != "" && (e.unsettled() || v.settle):
-		e.update(func() { e.settling = e.settling || v.settle })
+	case v.lost != "" && (e.unsettled() || v.settle != 0):
+		e.update(func() { e.settling = e.settling || v.settle != 0 })
 		if v.entry.Lease == t.lease && !e.open() {
 			e.lose(v.lost) // nothing is left to wait for
 		}
@@ -134,7 +138,7 @@ func (e *Engine) proven(gen uint64, t tenancy, v verdict) bool {
 	if e.held == nil || e.held.lease != t.lease || e.held.create != t.create {
 		return false
 	}
-	if !e.open() && !counts(e.forgot != nil, v.settle, t.lastProof != 0) {
+	if !e.open() && !counts(e.forgot != nil, v.settle, e.held.settle) {
 		e.unprovenLocked(t, errSettling)
 		return false
 	}
@@ -148,7 +152,7 @@ func (e *Engine) proven(gen uint64, t tenancy, v verdict) bool {
 		e.log.Info("subnet proven", "subnet", v.holding.subnets, "lease", leaseHex(v.holding.lease),
 			"epoch", v.holding.Epoch(), "ttl", v.holding.ttl)
 	}
-	e.held = &tenancy{Holding: v.holding, deadline: v.deadline, lastProof: v.t0}
+	e.held = &tenancy{Holding: v.holding, deadline: v.deadline, lastProof: v.t0, settle: v.settle}
 	if e.doubt != nil && v.t0 >= e.doubt.since {
 		e.doubt = nil
 	}
@@ -171,9 +175,13 @@ func (e *Engine) keepNetwork(t tenancy) {
 
 // counts says whether a proof may open a closed fence. Out of a store that
 // forgot it may not before settle is gone: another's fence may be open on the
-// same subnet. While settle stands for another's sake, it may if the subnet has
-// been proven in this very life of the store.
-func counts(forgot, settle, before bool) bool { return !forgot && (!settle || before) }
+// same subnet. That it forgot is not always to be seen: to a node that was away
+// since before the backup all is as it was. So where settle stands, a proof
+// counts only if this very settle stood at the last proof already; the key has
+// been this node's ever since.
+func counts(forgot bool, settle, before int64) bool {
+	return !forgot && (settle == 0 || settle == before)
+}
 
 var errSettling = errors.New("the store forgot what it knew, and no proof counts while settle stands")
 

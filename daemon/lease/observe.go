@@ -107,6 +107,9 @@ func (e *Engine) adopt(s *Snapshot) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.suspect = false
+	if s.Settle.ModRevision != 0 && !e.settling && e.rewatch != nil {
+		e.rewatch() // which may have resumed behind what went before; see overlooked
+	}
 	if e.meetLocked(s.life()) || e.snapshot == nil || s.follows(e.snapshot) {
 		e.takeInLocked(s)
 		e.judgeLocked(s)

@@ -1,10 +1,13 @@
 package lease
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tenure-cni/tenure/daemon/api"
 )
 
 // wentBack is a node that has seen a write by its watch alone, and whose etcd is
@@ -42,4 +45,71 @@ func TestSettleThatTheWatchMissed(t *testing.T) {
 	put(t, c, NewKeys(prefix).All()+"noise", "and again")
 	d.Touch()
 	d.wait("sees settle", func(v View) bool { return v.Settling && v.Snapshot.Settle.ModRevision != 0 })
+}
+
+// TestSettleOfAStoreThatSeemsTheSame: a node is cut off since before the backup,
+// so that to it nothing has gone back when that is put in place, with its key in
+// it and its lease revived. Others have had all the time to give its subnet to
+// somebody else, whose fence may be open: its own stays closed until settle, which
+// they have put, is gone.
+func TestSettleOfAStoreThatSeemsTheSame(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, fourSubnets)
+	p := newProxy(t, s.Endpoint)
+	h := newHost(t, "n1", "http://"+p.Addr())
+	d := h.start()
+	v := d.waitHeld()
+	p.Cut()
+	backup := s.Backup(t)
+	d.wait("fenced", func(v View) bool { return v.State == api.StateFenced })
+	s.Restore(t, backup)
+	if _, err := InitAfterLoss(t.Context(), c, prefix, []byte(fourSubnets), 6*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	back := time.Now()
+	p.Restore()
+	w := d.waitHeld()
+	if waited := time.Since(back); waited < 5*time.Second {
+		t.Errorf("the fence opened %s after settle was put", waited)
+	}
+	if w.Holding.Subnets() != v.Holding.Subnets() {
+		t.Errorf("holds %s, want %s", w.Holding.Subnets(), v.Holding.Subnets())
+	}
+}
+
+// TestCounts: which proofs open a closed fence.
+func TestCounts(t *testing.T) {
+	for _, c := range []struct {
+		forgot         bool
+		settle, before int64
+		want           bool
+	}{
+		{false, 0, 0, true}, {false, 0, 7, true}, {false, 7, 7, true}, {false, 7, 0, false},
+		{false, 8, 7, false}, {true, 0, 0, false}, {true, 7, 7, false},
+	} {
+		if got := counts(c.forgot, c.settle, c.before); got != c.want {
+			t.Errorf("%+v: it counts: %t", c, got)
+		}
+	}
+}
+
+// TestSettleIsTold to a daemon that was started while it stands, and by whom.
+func TestSettleIsTold(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, fourSubnets)
+	h := newHost(t, "n1", s.Endpoint)
+	d := h.start()
+	d.waitHeld()
+	if _, err := InitAfterLoss(t.Context(), c, prefix, []byte(fourSubnets), 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	d.stop()
+	d = h.start()
+	v := d.wait("held, and told", func(v View) bool { return v.State == api.StateHeld && hasProblem(v, storeWentBack) })
+	for _, p := range v.Problems {
+		if p.Code == storeWentBack && !strings.Contains(p.Text, "tenurectl init --after-loss") {
+			t.Errorf("%+v, want it to say who began it", p)
+		}
+	}
+	d.wait("and that it is over", func(v View) bool { return v.State == api.StateHeld && !hasProblem(v, storeWentBack) })
 }

@@ -63,6 +63,35 @@ func (e *Engine) againLocked() {
 	}
 }
 
+// recall is called before etcd is asked something whose answer will be judged: what
+// the watch has shown by now was in the store, so an answer of less means that
+// it went back. The watch runs beside the loop, so this cannot be told later.
+func (e *Engine) recall() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.snapshot == nil {
+		return
+	}
+	if seen := e.snapshot.life(); seen.Store == e.known.Store && seen.Cluster == e.known.Cluster {
+		e.known.Revision = max(e.known.Revision, seen.Revision)
+	}
+}
+
+// overlooked is called when a proof found settle standing. Where the watch has
+// not shown it, the store went back and has passed the revisions that were
+// known since: the watch waits for what came after them, and may never show
+// what came before.
+func (e *Engine) overlooked() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.settling || e.suspect {
+		return
+	}
+	e.suspect = true
+	e.nudge()
+	e.signal()
+}
+
 // meet is meetLocked for an answer that is no list.
 func (e *Engine) meet(now Life) (changed bool) {
 	e.mu.Lock()

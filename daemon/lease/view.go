@@ -149,6 +149,9 @@ func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
 		if text := twins(v.Snapshot, v.Holding.Record().Tenant()); text != "" && e.conflict == "" {
 			all.add(duplicateNode, api.SeverityError, text, "give each machine a --node-name and a --public-ip of its own; a record of a machine that is gone ends with its lease", time.Time{})
 		}
+		if text, since := settles(v.Snapshot); text != "" && all[storeWentBack].Code == "" {
+			all.add(storeWentBack, api.SeverityError, text, "nothing: it ends by itself", since)
+		}
 		if v.Held && v.Snapshot.Store.ModRevision == 0 {
 			all.add("store-missing", api.SeverityError, "etcd has no store identity under "+e.keys.All()+": what is held is served on, new nodes wait",
 				"tenurectl init --after-loss with the network config it had", time.Time{})
@@ -164,6 +167,16 @@ func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
 			"look at the named keys with etcdctl get", time.Time{})
 	}
 	return slices.SortedFunc(maps.Values(all), func(a, b api.Problem) int { return cmp.Compare(a.Code, b.Code) })
+}
+
+// settles says that the store settles, to a node that has not seen it go back:
+// one that was started or away meanwhile.
+func settles(s *Snapshot) (text string, since time.Time) {
+	if s.Settle.ModRevision == 0 {
+		return "", time.Time{}
+	}
+	by := s.Settle.Value
+	return fmt.Sprintf("the store settles (begun by %s: %s): what is held is served on, and nobody acquires a subnet until every holder has shown itself or lapsed", by.Node, by.Why), by.Since
 }
 
 // endless names the subnets whose records hang on no lease.

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,7 +42,6 @@ func (n *Node) Status() *api.Status {
 	s.Stranded = append(s.Stranded, stranded(v, pods)...)
 	s.Peers = append(s.Peers, peerStates(v, u, report)...)
 	s.Problems = append(s.Problems, v.Problems...)
-	s.Problems = append(s.Problems, settleProblem(v)...)
 	s.Problems = append(s.Problems, n.cfg.Store.Problems()...)
 	s.Problems = append(s.Problems, planeProblems(report)...)
 	if len(s.Stranded) > 0 {
@@ -147,27 +145,6 @@ func keptPeers(listed []api.Peer, r dataplane.Report) []api.Peer {
 	}
 	return all
 }
-
-// settleProblem says that the store settles where the lease engine does not: to
-// a daemon that was started meanwhile it is a store like any other. A node that
-// holds nothing says so as what it waits for.
-func settleProblem(v lease.View) []api.Problem {
-	known := slices.ContainsFunc(v.Problems, func(p api.Problem) bool { return p.Code == storeWentBack })
-	if !v.Held || known || v.Snapshot == nil || v.Snapshot.Settle.ModRevision == 0 {
-		return nil
-	}
-	by := v.Snapshot.Settle.Value
-	p := problem(storeWentBack, api.SeverityError,
-		fmt.Sprintf("the store settles (begun by %s: %s): what is held is served on, and nobody acquires a subnet until every holder has shown itself or lapsed", by.Node, by.Why),
-		"nothing: it ends by itself")
-	if !by.Since.IsZero() {
-		p.Since = by.Since.UTC().Format(time.RFC3339)
-	}
-	return []api.Problem{p}
-}
-
-// storeWentBack is the problem of a store that forgot.
-const storeWentBack = "store-went-back"
 
 // planeProblems says what the data plane could not do.
 func planeProblems(r dataplane.Report) []api.Problem {

@@ -76,42 +76,6 @@ func TestStatusTellsATombstone(t *testing.T) {
 	}
 }
 
-// TestStatusWhileTheStoreSettles: once, and by whom it is said better first.
-func TestStatusWhileTheStoreSettles(t *testing.T) {
-	since := time.Date(2026, 11, 30, 0, 0, 0, 0, time.UTC)
-	settles := func(v lease.View) lease.View {
-		s := lease.Snapshot{}
-		if v.Snapshot != nil {
-			s = *v.Snapshot
-		}
-		s.Settle = lease.Versioned[lease.Settle]{ModRevision: 9, Value: lease.Settle{Node: "n2", Since: since, Why: "it was wiped"}}
-		v.Snapshot, v.Settling = &s, true
-		return v
-	}
-	said := func(v lease.View) (all []api.Problem) {
-		for _, p := range newRig(t, v).Status().Problems {
-			if p.Code == storeWentBack {
-				all = append(all, p)
-			}
-		}
-		return all
-	}
-	all := said(settles(held(t, "10.5.34.0/24", 7)))
-	if len(all) != 1 || !strings.Contains(all[0].Text, "n2: it was wiped") || all[0].Since != "2026-11-30T00:00:00Z" || all[0].Fix == "" {
-		t.Errorf("problems %+v, want who began it, since when and why", all)
-	}
-	known := settles(held(t, "10.5.34.0/24", 7))
-	known.Problems = []api.Problem{{Code: storeWentBack, Text: "from the engine"}}
-	if all := said(known); len(all) != 1 || all[0].Text != "from the engine" {
-		t.Errorf("problems %+v, want the engine's only", all)
-	}
-	for name, v := range map[string]lease.View{"nothing settles": settling(held(t, "10.5.34.0/24", 7)), "nothing held": settles(lost("10.5.34.0/24")), "etcd unheard": unheard(held(t, "10.5.34.0/24", 7))} {
-		if all := said(v); len(all) != 0 {
-			t.Errorf("%s: %+v", name, all)
-		}
-	}
-}
-
 func TestStatusBeforeEtcdAnswers(t *testing.T) {
 	r := newRig(t, lease.View{State: api.StateStarting, Reason: "etcd has not answered yet",
 		Problems: []api.Problem{{Code: "etcd-unreachable", Severity: api.SeverityError, Since: "2026-11-30T00:00:00Z"}}})
