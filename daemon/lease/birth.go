@@ -2,10 +2,13 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/google/uuid"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -22,6 +25,8 @@ type Born struct {
 	// Settling: nobody acquires a subnet for now, because Init wrote settle
 	// or found it standing.
 	Settling bool
+	// Settle is how long that lasts at most.
+	Settle time.Duration
 	// Store is the store's ID as it is now.
 	Store string
 	// Config is the network config as it is now.
@@ -42,9 +47,20 @@ func Init(ctx context.Context, c *clientv3.Client, prefix string, config []byte)
 // rest it writes settle, under a lease of length d, so that for as long nobody
 // acquires a subnet but those who prove that they hold it. d must not be less
 // than the longest lease that such a node may have had. On a born cluster it
-// writes settle alone.
+// writes settle alone. A settle that stands for longer stays: a node put it,
+// which knew of longer leases.
 func InitAfterLoss(ctx context.Context, c *clientv3.Client, prefix string, config []byte, d time.Duration) (Born, error) {
-	k, id := NewKeys(prefix), newLeaseID()
+	k := NewKeys(prefix)
+	stands, left, err := settleStands(ctx, c, k)
+	if err != nil {
+		return Born{}, err
+	}
+	if left >= d {
+		b, err := initialise(ctx, c, k, config, nil)
+		b.Settling, b.Settle = true, left
+		return b, err
+	}
+	id := newLeaseID()
 	if _, err := grant(ctx, c, id, d, maxCall); err != nil {
 		return Born{}, err
 	}
@@ -53,27 +69,51 @@ func InitAfterLoss(ctx context.Context, c *clientv3.Client, prefix string, confi
 		return Born{}, err
 	}
 	b, err := initialise(ctx, c, k, config, &op)
-	if err == nil && b.Settling {
-		return b, nil
+	if err == nil && !b.Settling {
+		err = putSettleAlone(ctx, c, k, op, stands)
 	}
-	if err == nil {
-		b.Settling, err = putSettleAlone(ctx, c, k, id, op)
-	}
+	b.Settling, b.Settle = true, d
 	return b, err
 }
 
-// putSettleAlone writes settle into a store that lacked nothing else. One that
-// stands already is as good, and the lease of the other is given back.
-func putSettleAlone(ctx context.Context, c *clientv3.Client, k Keys, id clientv3.LeaseID, op clientv3.Op) (bool, error) {
-	f := fenced{cmps: []clientv3.Cmp{absent(k.Settle())}, then: []clientv3.Op{op}}
-	resp, err := commit(ctx, c, f, maxCall)
+// settleStands is the revision of the settle that stands, 0 without one, and how
+// much longer it does.
+func settleStands(ctx context.Context, c *clientv3.Client, k Keys) (mod int64, left time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, maxCall)
+	defer cancel()
+	resp, err := c.Get(ctx, k.Settle())
 	if err != nil {
-		return false, fmt.Errorf("put %s: %w", k.Settle(), err)
+		return 0, 0, fmt.Errorf("read %s: %w", k.Settle(), err)
 	}
-	if !resp.Succeeded {
-		return true, revoke(ctx, c, id, maxCall)
+	if len(resp.Kvs) == 0 {
+		return 0, 0, nil
 	}
-	return true, nil
+	kv := resp.Kvs[0]
+	if kv.Lease == 0 {
+		return kv.ModRevision, math.MaxInt64, nil // put by hand, and for ever
+	}
+	ttl, err := c.TimeToLive(ctx, clientv3.LeaseID(kv.Lease))
+	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return 0, 0, fmt.Errorf("look at lease %x: %w", kv.Lease, err)
+	}
+	if err != nil {
+		return kv.ModRevision, 0, nil
+	}
+	return kv.ModRevision, time.Duration(ttl.TTL) * time.Second, nil
+}
+
+// putSettleAlone writes settle into a store that lacked nothing else, in the
+// place of the shorter one that stands, if any does.
+func putSettleAlone(ctx context.Context, c *clientv3.Client, k Keys, op clientv3.Op, stands int64) error {
+	f := fenced{cmps: []clientv3.Cmp{asRead(k.Settle(), stands)}, then: []clientv3.Op{op}}
+	resp, err := commit(ctx, c, f, maxCall)
+	if err == nil && !resp.Succeeded {
+		err = errLostRace
+	}
+	if err != nil {
+		return fmt.Errorf("put %s: %w", k.Settle(), err)
+	}
+	return nil
 }
 
 func initialise(ctx context.Context, c *clientv3.Client, k Keys, config []byte, settle *clientv3.Op) (Born, error) {

@@ -113,3 +113,23 @@ func TestSettleIsTold(t *testing.T) {
 	}
 	d.wait("and that it is over", func(v View) bool { return v.State == api.StateHeld && !hasProblem(v, storeWentBack) })
 }
+
+// TestInitAfterLossKeepsTheLongerSettle: a node that puts settle knows how long
+// its lease was; the operator's word is for those that he knows of.
+func TestInitAfterLossKeepsTheLongerSettle(t *testing.T) {
+	t.Parallel()
+	_, c := cluster(t, fourSubnets)
+	for _, step := range []struct{ ask, least, most time.Duration }{
+		{30 * time.Second, 29 * time.Second, 30 * time.Second},
+		{5 * time.Second, 20 * time.Second, 30 * time.Second},
+		{60 * time.Second, 59 * time.Second, 60 * time.Second},
+	} {
+		b, err := InitAfterLoss(t.Context(), c, prefix, []byte(fourSubnets), step.ask)
+		if err != nil || !b.Settling || b.Settle < step.least || b.Settle > step.most {
+			t.Errorf("--settle %s: %+v, %v", step.ask, b, err)
+		}
+		if _, left, err := settleStands(t.Context(), c, NewKeys(prefix)); err != nil || left < step.least-time.Second || left > step.most {
+			t.Errorf("after --settle %s it stands for %s (%v), want %s to %s", step.ask, left, err, step.least, step.most)
+		}
+	}
+}

@@ -139,7 +139,7 @@ func birth(ctx context.Context, etcd conf.Etcd, config []byte, settle time.Durat
 		what = "the cluster's network config was missing, it is written again"
 	}
 	if born.Settling {
-		what += fmt.Sprintf("; newcomers wait until settle ends, in %s at most", settle)
+		what += fmt.Sprintf("; newcomers wait until settle ends, in %s at most", born.Settle)
 	}
 	if !born.Created && !born.Reconfigured && !sameConfig(config, born.Config) {
 		what += "; the config asked for was NOT applied, to change it put the key " + etcd.Prefix + "/config"
