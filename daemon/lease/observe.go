@@ -8,8 +8,10 @@ import (
 	"google.golang.org/grpc/connectivity"
 )
 
-// Touch makes the engine look at once whether what it publishes is still
-// right: an address of this machine has changed.
+// Touch makes the engine prove at once what it holds, and look whether what it
+// publishes is still right: an address of this machine has changed, or a
+// connection to etcd was made anew. The client resumes its watch over that
+// without a word, also where the store behind it went back.
 func (e *Engine) Touch() { e.nudge() }
 
 // observe takes every snapshot of the watch: a deleted or foreign key closes

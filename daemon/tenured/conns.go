@@ -13,8 +13,13 @@ import (
 // answer comes back from, and gRPC takes 15 s to notice. The record with the
 // new address must not wait for that.
 type connections struct {
-	mu   sync.Mutex
-	open []*net.TCPConn
+	// onAgain is called for every connection after the first: what is at its
+	// other end may not be the store that was.
+	onAgain func()
+
+	mu    sync.Mutex
+	again bool
+	open  []*net.TCPConn
 }
 
 // dial is a gRPC dialer. It returns the plain connection: gRPC sets the user
@@ -25,12 +30,21 @@ func (c *connections) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.open = append(slices.DeleteFunc(c.open, closed), tcp)
+	if c.note(conn) && c.onAgain != nil {
+		c.onAgain()
 	}
 	return conn, nil
+}
+
+// note keeps a connection, and says whether there was one before.
+func (c *connections) note(conn net.Conn) (again bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		c.open = append(slices.DeleteFunc(c.open, closed), tcp)
+	}
+	again, c.again = c.again, true
+	return again
 }
 
 // closed says whether gRPC has closed a connection meanwhile.

@@ -20,7 +20,8 @@ func TestConnectionsFollowTheAddresses(t *testing.T) {
 		t.Skip("needs root and network namespaces")
 	}
 	ns := netnstest.New(t)
-	var c connections
+	again := 0
+	c := connections{onAgain: func() { again++ }}
 	open := map[string]net.Conn{}
 	err := ns.Do(func() error {
 		if out, err := exec.Command("sh", "-ec", "ip addr add 192.0.2.1/32 dev lo; ip addr add 192.0.2.2/32 dev lo; ip link set lo up").CombinedOutput(); err != nil {
@@ -42,6 +43,9 @@ func TestConnectionsFollowTheAddresses(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if again != 2 {
+		t.Errorf("%d of three connections came after another, want 2", again)
 	}
 	if n := c.closeFrom([]netip.Addr{ip("192.0.2.1"), ip("192.0.2.2")}); n != 0 {
 		t.Errorf("%d were closed, and no address is gone", n)
@@ -72,6 +76,9 @@ func TestConnectionsFollowTheAddresses(t *testing.T) {
 	_ = l.Close()
 	if _, err := c.dial(t.Context(), l.Addr().String()); err == nil {
 		t.Error("a connection to nobody")
+	}
+	if again != 3 {
+		t.Errorf("told %d times of a new connection, want 3", again)
 	}
 }
 

@@ -109,6 +109,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Ready: d.underlay.Ready, Local: d.underlay.local, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Log: log,
 	})
 	d.underlay.onChange, d.underlay.onLook = d.engine.Touch, etcd.closeFrom
+	etcd.onAgain = d.engine.Touch // a proof shows whether it is the same store
 	attacher := attach.New(cfg.Name, netns.None(), log)
 	ledger, err := openLedger(cfg, boot, attacher, log)
 	if err != nil {
