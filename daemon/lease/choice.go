@@ -32,11 +32,13 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 			}
 			a.ttl, tried = got, true
 		}
+		e.cfg.at("before the acquire")
 		h, err := e.tryCandidate(ctx, a, n, c)
 		if err == nil && e.late(ctx, h) {
 			return 0
 		}
 		if err == nil {
+			e.cfg.at("after the acquire")
 			e.log.Info("subnet acquired", "subnet", c.Subnets, "why", c.Why, "lease", leaseHex(h.lease), "epoch", h.Epoch())
 			e.unused = 0
 			return e.take(ctx, h)

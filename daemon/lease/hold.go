@@ -33,12 +33,14 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 	if n == nil {
 		return e.waitFor("own subnet " + h.subnets.String() + " is in etcd, but no usable network config, there or in node.json")
 	}
+	e.cfg.at("before the subnet is set")
 	if err := e.fence.Set(h.subnets, networkPair(*n)); err != nil {
 		e.log.Error("the fence does not take the subnet, it stays closed", "subnet", h.subnets, "error", err)
 		e.problem(api.SeverityError, "fence", "the kernel fence refused subnet "+h.subnets.String()+": "+err.Error(),
 			"look at the log; the overlay stays closed until this succeeds")
 		return jitter(time.Second)
 	}
+	e.cfg.at("after the subnet was set")
 	e.clear("fence")
 	t := tenancy{Holding: h, unproven: errRestarted, since: time.Now()}
 	e.copied, e.inheriting = false, 0
@@ -223,6 +225,7 @@ func (e *Engine) loseLocked(why string) {
 	if e.held == nil {
 		return
 	}
+	e.cfg.at("before the fence is closed")
 	if err := e.fence.Close(); err != nil {
 		// The deadline in the kernel still closes it; nothing opens it again.
 		e.log.Error("the fence could not be closed, it closes by itself at its deadline", "error", err)

@@ -101,7 +101,9 @@ func (e *Engine) giveUp(ctx context.Context, h Holding, s *Snapshot, why string)
 	if err != nil {
 		return err
 	}
+	e.cfg.at("before the key is deleted")
 	resp, err := commit(ctx, e.client, f, e.callTimeout())
+	e.cfg.at("after the key was deleted")
 	if err != nil {
 		return fmt.Errorf("give %s up: %w", h.subnets, err)
 	}

@@ -76,7 +76,9 @@ func (e *Engine) tryMove(ctx context.Context, t tenancy) time.Duration {
 		e.log.Error("the lease keeps its length", "error", err)
 		return again
 	}
+	e.cfg.at("before the key moves")
 	resp, err := commit(ctx, e.client, f, CallTimeout(t.ttl))
+	e.cfg.at("after the key moved")
 	if err != nil {
 		e.log.Warn("whether the key has moved to its new lease is not known yet", "subnet", t.subnets, "lease", leaseHex(e.moving.lease), "error", err)
 		return again
@@ -99,6 +101,7 @@ func (e *Engine) moved(ctx context.Context, t tenancy, entry Entry) time.Duratio
 	}
 	e.log.Info("own key moved to a new lease", "subnet", h.subnets, "lease", leaseHex(h.lease), "ttl", h.ttl, "before", t.ttl)
 	pause := e.take(ctx, h)
+	e.cfg.at("before the old lease is revoked")
 	e.dropLease(ctx, t.lease)
 	return pause
 }

@@ -235,7 +235,9 @@ func (e *Engine) reassert(ctx context.Context, t tenancy, s *Snapshot) time.Dura
 	if err != nil {
 		return e.failed(t, err)
 	}
+	e.cfg.at("before the key is put back")
 	resp, err := commit(ctx, e.client, f, CallTimeout(t.ttl))
+	e.cfg.at("after the key was put back")
 	if err != nil {
 		return e.failed(t, fmt.Errorf("re-assert %s: %w", t.subnets, err)) // a list will show what became of it
 	}
@@ -360,9 +362,11 @@ func (e *Engine) keepUnder(ctx context.Context, id clientv3.LeaseID, ttl time.Du
 func (e *Engine) cut(to time.Duration) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.cfg.at("before the fence is cut")
 	if err := e.fence.CutTo(to); err != nil {
 		return fmt.Errorf("cut the fence: %w", err)
 	}
+	e.cfg.at("after the fence was cut")
 	if e.held != nil && e.held.deadline > to {
 		next := *e.held
 		next.deadline = to
