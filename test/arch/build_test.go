@@ -1,6 +1,8 @@
 package arch
 
 import (
+	"bytes"
+	"debug/buildinfo"
 	"debug/elf"
 	"encoding/json"
 	"fmt"
@@ -8,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -92,6 +95,49 @@ func TestProgramsAreSmallAndStatic(t *testing.T) {
 	}
 	if !dynamic([]*elf.Prog{{ProgHeader: elf.ProgHeader{Type: elf.PT_LOAD}}, {ProgHeader: elf.ProgHeader{Type: elf.PT_INTERP}}}) {
 		t.Error("no program would be dynamic")
+	}
+}
+
+// stopHook is what a tenured has in it that a test can make stop itself.
+const stopHook = "TENURE_STOP_AT"
+
+// tested says what of the tests' own is in a program; "" is nothing.
+func tested(program []byte, info *debug.BuildInfo) string {
+	for _, s := range info.Settings {
+		if s.Key == "-tags" {
+			return "it is built with the tags " + s.Value
+		}
+	}
+	if bytes.Contains(program, []byte(stopHook)) {
+		return "it has the hook " + stopHook
+	}
+	return ""
+}
+
+func TestProgramsHaveNoHookOfTests(t *testing.T) {
+	dir := bin(t)
+	for _, p := range programs() {
+		path := filepath.Join(dir, p.name)
+		info, err := buildinfo.ReadFile(path)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		program, err := os.ReadFile(path)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if what := tested(program, info); what != "" {
+			t.Errorf("%s: %s\n\tno daemon that is shipped may be made to stop itself", p.name, what)
+		}
+	}
+	hook, err := os.ReadFile(filepath.Join(root, "daemon", "tenured", "stopat_on.go"))
+	if err != nil || tested(hook, &debug.BuildInfo{}) == "" {
+		t.Errorf("the hook is not called %s any more: %v", stopHook, err)
+	}
+	if tested(nil, &debug.BuildInfo{Settings: []debug.BuildSetting{{Key: "-tags", Value: "stopat"}}}) == "" {
+		t.Error("no program would be built with tags")
 	}
 }
 
