@@ -29,6 +29,10 @@ type Node struct {
 	Addr, Addr6 netip.Addr
 	// RunDir, StateDir and CNIDir are the node's own; Socket is tenured's.
 	RunDir, StateDir, CNIDir, Socket string
+	// Program is the tenured that Start runs; empty is that of Options.Bin. Env
+	// is added to its environment, each as NAME=value.
+	Program string
+	Env     []string
 
 	dir    string
 	daemon *Process // guarded by lab.mu
@@ -147,10 +151,15 @@ func (n *Node) StartUnder(ctx context.Context, wrapper []string, args ...string)
 		}
 	}
 	tenured, err := n.lab.tool("tenured")
+	if n.Program != "" {
+		tenured, err = n.Program, nil
+	}
 	if err != nil {
 		return err
 	}
-	p, err := n.lab.spawn(n.name, n.LogFile(), slices.Concat(wrapper, []string{tenured}, n.flags(args), args)...)
+	// Like "ip netns exec", env replaces itself by the program.
+	argv := slices.Concat([]string{"env"}, n.Env, wrapper, []string{tenured}, n.flags(args), args)
+	p, err := n.lab.spawn(n.name, n.LogFile(), argv...)
 	if err != nil {
 		return err
 	}
