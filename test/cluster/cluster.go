@@ -69,9 +69,10 @@ func New(ctx context.Context, t testing.TB, network string, names ...string) *Cl
 }
 
 // Init births the cluster with tenurectl, as an operator does.
-func (c *Cluster) Init(ctx context.Context, t testing.TB, network string) {
+func (c *Cluster) Init(ctx context.Context, t testing.TB, network string, flags ...string) {
 	t.Helper()
-	r := Run(ctx, t, c.Etcd.NS, "tenurectl", "init", "--network-config="+network, "--etcd-endpoints="+c.Etcd.URL())
+	args := append([]string{"init", "--network-config=" + network, "--etcd-endpoints=" + c.Etcd.URL()}, flags...)
+	r := Run(ctx, t, c.Etcd.NS, "tenurectl", args...)
 	if r.Code != 0 {
 		t.Fatalf("birth of the cluster: %s", r)
 	}

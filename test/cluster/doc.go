@@ -5,5 +5,6 @@
 // It owns what e2e and field have in common. It promises that each wait has a
 // deadline and that whatever it started ends with the test. It must not import
 // a package of the product other than daemon/api: what it asks is what an
-// operator could ask, through the binaries, etcd and the ip command.
+// operator could ask, through the binaries, etcd, the ip command and the
+// kernel's maps.
 package cluster

@@ -93,6 +93,14 @@ func (s *Store) Holder(ctx context.Context, subnet string) (value string, lease 
 	return string(resp.Kvs[0].Value), clientv3.LeaseID(resp.Kvs[0].Lease), true
 }
 
+// Configure writes the network config.
+func (s *Store) Configure(ctx context.Context, network string) {
+	s.t.Helper()
+	if _, err := s.Put(ctx, prefix+"config", network); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // Reserve keeps a subnet for a node.
 func (s *Store) Reserve(ctx context.Context, subnet, node string) {
 	s.t.Helper()

@@ -3,6 +3,6 @@
 // of a runtime, and packets.
 //
 // Each file has one subject: the paths of packets, the firewall, what survives
-// a daemon, the fence, the verbs, the start. It must not import a package of
-// the product but daemon/api.
+// a daemon, the fence, a daemon stopped between any two lines, the verbs, the
+// start. It must not import a package of the product but daemon/api.
 package e2e

@@ -1,0 +1,112 @@
+package cluster
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// liveMap is the name of the map in whose one slot lies the state that the
+// fence's programs read. The number in it is the layout that Read knows.
+const liveMap = "tenure_live_1"
+
+// Fence is a daemon's fence, looked at from outside. It can be read while the
+// daemon stands still, and after its end.
+type Fence struct{ live *ebpf.Map }
+
+// OpenFence finds the fence of a running daemon among the maps that the process
+// has open; it is let go when the test ends.
+func OpenFence(t testing.TB, pid int) *Fence {
+	t.Helper()
+	infos, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range infos {
+		m, err := openMap(info)
+		if err != nil {
+			t.Fatalf("maps of process %d: %v", pid, err)
+		}
+		if m != nil {
+			t.Cleanup(func() { _ = m.Close() })
+			return &Fence{m}
+		}
+	}
+	t.Fatalf("process %d has no map %s open", pid, liveMap)
+	return nil
+}
+
+// openMap opens the live map where a line of the descriptor's description names
+// it; nil if it is something else, or gone.
+func openMap(info string) (*ebpf.Map, error) {
+	text, err := os.ReadFile(info)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	for line := range strings.Lines(string(text)) {
+		value, ok := strings.CutPrefix(line, "map_id:")
+		if !ok {
+			continue
+		}
+		id, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		m, err := ebpf.NewMapFromID(ebpf.MapID(id))
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		what, err := m.Info()
+		if err == nil && what.Name == liveMap {
+			return m, nil
+		}
+		if err := errors.Join(err, m.Close()); err != nil {
+			return nil, err
+		}
+	}
+	return nil, err
+}
+
+// Read returns the IPv4 subnet that the fence lets through, and until when
+// (CLOCK_BOOTTIME); 0 is closed.
+func (f *Fence) Read() (subnet netip.Prefix, deadline time.Duration, err error) {
+	var state *ebpf.Map
+	if err := f.live.Lookup(uint32(0), &state); err != nil {
+		return netip.Prefix{}, 0, fmt.Errorf("read map %s: %w", liveMap, err)
+	}
+	defer func() { _ = state.Close() }()
+	b, err := state.LookupBytes(uint32(0))
+	if err != nil {
+		return netip.Prefix{}, 0, fmt.Errorf("read the state in map %s: %w", liveMap, err)
+	}
+	// The deadline, then base and mask of the network, then those of the subnet.
+	const deadlineEnd, base, mask, end = 8, 16, 20, 24
+	if len(b) < end {
+		return netip.Prefix{}, 0, fmt.Errorf("the state in map %s has %d bytes", liveMap, len(b))
+	}
+	deadline = time.Duration(min(binary.NativeEndian.Uint64(b[:deadlineEnd]), math.MaxInt64))
+	length := bits.OnesCount32(binary.NativeEndian.Uint32(b[mask:end]))
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte(b[base:mask])), length), deadline, nil
+}
+
+// BootTime reads CLOCK_BOOTTIME, which every kernel has: the call cannot fail.
+func BootTime() time.Duration {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
+	return time.Duration(now.Nano())
+}
