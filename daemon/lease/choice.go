@@ -20,7 +20,8 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 	if err := e.abandon(ctx); err != nil {
 		return e.denied(err)
 	}
-	a := attempt{client: e.client, keys: e.keys, seen: s, ttl: n.LeaseTTL, call: CallTimeout(n.LeaseTTL), lease: e.nextLease(n.LeaseTTL), silent: e.unreachable, end: e.end}
+	e.dropEnded(ctx, s)
+	a := attempt{client: e.client, keys: e.keys, seen: s, ttl: n.LeaseTTL, call: CallTimeout(n.LeaseTTL), lease: e.nextLease(ctx, n.LeaseTTL), silent: e.unreachable, end: e.end}
 	last, _ := e.cfg.Memory.Get().Last()
 	want := Want{Node: e.cfg.Node, UID: e.cfg.Memory.Get().UID, Last: last, LastFirst: !e.lostSubnet().IsZero(), Seed: rand.Uint64()}
 	tried := false
@@ -43,6 +44,9 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 			e.unused = 0
 			return e.take(ctx, h)
 		}
+		if errors.Is(err, errUnpublished) {
+			return e.waitFor(err.Error()) // the lease is kept for the next round
+		}
 		if !errors.Is(err, errLostRace) {
 			if unknown(err) {
 				e.unused = 0 // revoked, unless the daemon is stopping
@@ -62,12 +66,23 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 
 // nextLease is the ID that the next grant asks for: the same until it is known
 // what became of it, so that answers which are lost leave one lease behind and
-// not one each. One of another length is left to lapse.
-func (e *Engine) nextLease(ttl time.Duration) clientv3.LeaseID {
-	if e.unused == 0 || e.unusedTTL != ttl {
+// not one each.
+func (e *Engine) nextLease(ctx context.Context, ttl time.Duration) clientv3.LeaseID {
+	if e.unusedTTL != ttl {
+		e.dropUnused(ctx)
+	}
+	if e.unused == 0 {
 		e.unused, e.unusedTTL = newLeaseID(), ttl
 	}
 	return e.unused
+}
+
+// dropUnused gives back a lease that no key was ever asked to hang on, or that
+// was refused one. Its end is asked for: it is never used again.
+func (e *Engine) dropUnused(ctx context.Context) {
+	id := e.unused
+	e.unused = 0
+	e.dropLease(ctx, id)
 }
 
 // end revokes a lease that a key of this node may hang on. From before it is
@@ -152,10 +167,13 @@ func (e *Engine) tryCandidate(ctx context.Context, a attempt, n conf.Network, c 
 	return h, err
 }
 
+// errUnpublished says that this machine lacks what a record must have.
+var errUnpublished = errors.New("no record can be made")
+
 func (e *Engine) record(n conf.Network, s Subnets, epoch int64) (Record, error) {
 	r, err := e.cfg.Publish(n, s, epoch)
 	if err != nil {
-		return Record{}, fmt.Errorf("what to publish for %s: %w", s, err)
+		return Record{}, fmt.Errorf("%w for %s: %w", errUnpublished, s, err)
 	}
 	r.Tenure = &Tenant{Node: e.cfg.Node, UID: e.cfg.Memory.Get().UID, Boot: e.cfg.Boot, Epoch: epoch}
 	return r, nil
@@ -170,11 +188,7 @@ func (e *Engine) exhausted(ctx context.Context, s *Snapshot, n conf.Network) tim
 		e.problems.add(noFreeSubnet, api.SeverityError, why,
 			"wait for a lease to end, release a dead node's subnet, or widen the network", time.Time{})
 	})
-	if e.unused != 0 {
-		id := e.unused
-		e.unused = 0 // its end is asked for: it is never used again
-		e.dropLease(ctx, id)
-	}
+	e.dropUnused(ctx)
 	return jitter(retryWaiting)
 }
 

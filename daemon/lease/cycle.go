@@ -6,12 +6,17 @@ import (
 	"fmt"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // etcd is the little of the client that a cycle needs.
 type etcd interface {
+	// KeepAliveOnce asks once; see asking.
 	KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error)
 	Txn(ctx context.Context) clientv3.Txn
 }
@@ -106,17 +111,51 @@ func (v *verdict) read(resp *clientv3.TxnResponse) {
 
 // keepAlive renews a lease of about ttl and returns its length as granted.
 func keepAlive(ctx context.Context, c etcd, id clientv3.LeaseID, ttl time.Duration) (time.Duration, error) {
-	// KeepAliveOnce retries inside without a pause; the context ends that.
-	resp, err := hedged(ctx, CallTimeout(ttl), func(ctx context.Context) (*clientv3.LeaseKeepAliveResponse, error) {
-		return c.KeepAliveOnce(ctx, id)
+	return hedged(ctx, CallTimeout(ttl), func(ctx context.Context) (time.Duration, error) {
+		for pause := newPause(); ; {
+			resp, err := c.KeepAliveOnce(ctx, id)
+			switch {
+			case err == nil && resp.TTL <= 0:
+				return 0, rpctypes.ErrLeaseNotFound
+			case err == nil:
+				return time.Duration(resp.TTL) * time.Second, nil
+			case !unavailable(err) || !wait(ctx, pause.NextBackOff()):
+				return 0, err
+			}
+		}
 	})
+}
+
+// unavailable says that the connection or the server is not there at the moment.
+func unavailable(err error) bool {
+	var said rpctypes.EtcdError
+	if errors.As(err, &said) {
+		return said.Code() == codes.Unavailable
+	}
+	return status.Code(err) == codes.Unavailable
+}
+
+// asking is a client whose KeepAliveOnce asks once. The client's own asks again
+// and again without a pause, hundreds of times a second, where etcd or what
+// stands before it refuses at once.
+type asking struct{ *clientv3.Client }
+
+// KeepAliveOnce renews a lease by one question.
+func (a asking) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the stream
+	stream, err := clientv3.RetryLeaseClient(a.Client).LeaseKeepAlive(ctx, grpc.WaitForReady(true))
+	if err == nil {
+		err = stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(id)})
+	}
 	if err != nil {
-		return 0, err
+		return nil, clientv3.ContextError(ctx, err)
 	}
-	if resp.TTL <= 0 {
-		return 0, rpctypes.ErrLeaseNotFound
+	resp, err := stream.Recv()
+	if err != nil {
+		return nil, clientv3.ContextError(ctx, err)
 	}
-	return time.Duration(resp.TTL) * time.Second, nil
+	return &clientv3.LeaseKeepAliveResponse{ResponseHeader: resp.GetHeader(), ID: id, TTL: resp.TTL}, nil
 }
 
 func commit(ctx context.Context, c etcd, f fenced, timeout time.Duration) (*clientv3.TxnResponse, error) {

@@ -22,6 +22,10 @@ const (
 	// own grows to two minutes, which a fenced node would wait after etcd is
 	// back.
 	reconnectMax = 3 * time.Second
+	// readAgain is the client's pause before it repeats a read that etcd, or
+	// what stands before it, refused as unavailable. Its own is a tenth of that:
+	// every waiting node would ask an ailing etcd some seventy times a second.
+	readAgain = 250 * time.Millisecond
 )
 
 // Dial makes an etcd client, which the caller closes. Connections are made as
@@ -38,7 +42,8 @@ func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
 		// answers them with GOAWAY; a member that hangs there costs a call its
 		// timeout, and a cycle half of one.
 		DialKeepAliveTime: keepaliveEvery, DialKeepAliveTimeout: keepaliveTimeout,
-		Username: e.Username, Password: password,
+		BackoffWaitBetween: readAgain,
+		Username:           e.Username, Password: password,
 		DialOptions: append([]grpc.DialOption{reconnect()}, opts...),
 		Logger:      zap.NewNop(), // its warnings repeat without bound; ours do not
 	}

@@ -105,6 +105,7 @@ type Engine struct {
 	unused     clientv3.LeaseID          // asked for, and no key hangs on it
 	dead       map[clientv3.LeaseID]bool // count for nothing, see self.dead
 	inheriting clientv3.LeaseID          // asked for to inherit a record
+	inherited  clientv3.LeaseID          // of the record that is inherited
 	spare      clientv3.LeaseID          // asked for to move the held key to
 	copied     bool                      // refused for another machine with this UID
 	asserting  clientv3.LeaseID          // asked for to re-assert the held subnet
@@ -117,19 +118,20 @@ type Engine struct {
 	changed  chan struct{} // closed and replaced on every change of the view
 	client   *clientv3.Client
 	held     *tenancy
-	moving   *move        // of the held key to another lease, not answered yet
-	past     []Transition // the owners before the one that is held
-	known    Life         // the store as it was believed last
-	forgot   *forgetting  // the store is not the one known, nil if it is
-	rewatch  func()       // makes the watch begin anew
-	suspect  bool         // the watch showed what may be another store: list
-	settling bool         // settle stands, or a whole list has yet to show that it does not
-	doubt    *doubt       // no ADD before the next proof, and why
-	clocks   Clocks       // as read last
-	former   Subnets      // lost in this boot, zero while held
-	left     bool         // given up by Leave
-	conflict string       // who holds this node's name or UID
-	lostWhy  string       // what happened to the one lost last
+	moving   *move            // of the held key to another lease, not answered yet
+	past     []Transition     // the owners before the one that is held
+	known    Life             // the store as it was believed last
+	forgot   *forgetting      // the store is not the one known, nil if it is
+	rewatch  func()           // makes the watch begin anew
+	suspect  bool             // the watch showed what may be another store: list
+	settling bool             // settle stands, or a whole list has yet to show that it does not
+	doubt    *doubt           // no ADD before the next proof, and why
+	clocks   Clocks           // as read last
+	former   Subnets          // lost in this boot, zero while held
+	ended    clientv3.LeaseID // of the subnet lost last, 0 if it is known to be gone
+	left     bool             // given up by Leave
+	conflict string           // who holds this node's name or UID
+	lostWhy  string           // what happened to the one lost last
 	network  *conf.Network
 	config   []byte // network as it was written
 	snapshot *Snapshot

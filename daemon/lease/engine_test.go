@@ -31,15 +31,22 @@ type register struct {
 	mu       sync.Mutex
 	gen      uint64
 	closed   int
+	stuck    error // Close is refused with it
 	live     Subnets
 	deadline time.Duration
 }
 
 func (r *register) do(f func()) { r.mu.Lock(); defer r.mu.Unlock(); f() }
 
-func (r *register) Close() error {
-	r.do(func() { r.gen++; r.closed++; r.deadline = 0 })
-	return nil
+func (r *register) Close() (err error) {
+	r.do(func() {
+		if err = r.stuck; err == nil {
+			r.gen++
+			r.closed++
+			r.deadline = 0
+		}
+	})
+	return err
 }
 
 // closes is how often it was closed by Close, and not by another subnet.
@@ -107,7 +114,25 @@ type host struct {
 	flannel bool // a flannel device is up
 	clocks  func() Clocks
 	step    func(string)
-	address string
+
+	mu      sync.Mutex
+	address string // guarded by mu
+	mute    error  // why nothing can be published; guarded by mu
+}
+
+// publishes is what the machine's daemon announces from now on; with an error,
+// that it cannot.
+func (h *host) publishes(address string, mute error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.address, h.mute = address, mute
+}
+
+func (h *host) record(s Subnets, epoch int64) (Record, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return Record{PublicIP: netip.MustParseAddr(h.address), BackendType: "vxlan",
+		BackendData: &BackendData{VNI: 1, VtepMAC: VTEPMAC(prefix, s, epoch)}}, h.mute
 }
 
 func newHost(t *testing.T, name, endpoint string) *host {
@@ -121,25 +146,30 @@ type daemon struct {
 	stop func()
 }
 
-func (h *host) start() *daemon {
+// engine is a daemon of the host that does nothing yet.
+func (h *host) engine() *Engine {
 	h.t.Helper()
 	m, err := OpenMemory(h.dir, "")
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	e := NewEngine(Config{
+	return NewEngine(Config{
 		Dial:   func() (*clientv3.Client, error) { return Dial(conf.Etcd{Endpoints: []string{h.endpoint}}) },
 		Prefix: prefix, Node: h.name, Boot: h.boot, Memory: m, Clock: bootClock,
-		Ready:  func() error { return nil },
-		Local:  func(netip.Addr) bool { return h.local },
-		Silent: func(context.Context, netip.Addr) (bool, error) { return h.silent, nil },
-		Publish: func(_ conf.Network, s Subnets, epoch int64) (Record, error) {
-			return Record{PublicIP: netip.MustParseAddr(h.address), BackendType: "vxlan",
-				BackendData: &BackendData{VNI: 1, VtepMAC: VTEPMAC(prefix, s, epoch)}}, nil
-		},
-		Clocks: h.clocks, Step: h.step, Flannel: func() bool { return h.flannel }, Running: func(string) bool { return false },
-		Birth: h.birth, Log: slog.New(slog.NewTextHandler(h.log, nil)),
+		Ready:   func() error { return nil },
+		Local:   func(netip.Addr) bool { return h.local },
+		Silent:  func(context.Context, netip.Addr) (bool, error) { return h.silent, nil },
+		Publish: func(_ conf.Network, s Subnets, epoch int64) (Record, error) { return h.record(s, epoch) },
+		Clocks:  h.clocks, Step: h.step, Flannel: func() bool { return h.flannel }, Running: func(string) bool { return false },
+		Birth: h.birth, Log: slogOf(h),
 	})
+}
+
+func slogOf(h *host) *slog.Logger { return slog.New(slog.NewTextHandler(h.log, nil)) }
+
+func (h *host) start() *daemon {
+	h.t.Helper()
+	e := h.engine()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = e.Run(ctx, h.fence) }()

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/tenure-cni/tenure/daemon/api"
 )
 
@@ -43,7 +45,11 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 	e.cfg.at("after the subnet was set")
 	e.clear("fence")
 	t := tenancy{Holding: h, unproven: errRestarted, since: time.Now()}
-	e.copied, e.inheriting = false, 0
+	var before clientv3.LeaseID // nothing hangs on it any more
+	if e.inheriting == h.lease {
+		before = e.inherited
+	}
+	e.copied, e.inheriting, e.inherited = false, 0, 0
 	if e.unused == h.lease {
 		e.unused = 0
 	}
@@ -57,6 +63,9 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 			e.past = e.snapshot.before(h, e.past)
 		}
 		delete(e.problems, duplicateNode)
+		if e.ended == h.lease {
+			e.ended = 0
+		}
 		if e.comingLocked(h.lease) {
 			e.moving, e.asserting = nil, 0
 		}
@@ -68,7 +77,9 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 	default:
 	}
 	e.remember(h)
-	return e.renew(ctx, t)
+	pause := e.renew(ctx, t)
+	e.dropLease(ctx, before)
+	return pause
 }
 
 // renew runs one cycle and acts on its verdict.
@@ -80,7 +91,7 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 		return e.unanswered(ctx, t, err)
 	}
 	e.recall()
-	v := cycle(ctx, e.client, t.Holding, e.cfg.Clock, e.cfg.Step)
+	v := cycle(ctx, asking{e.client}, t.Holding, e.cfg.Clock, e.cfg.Step)
 	if v.answered && e.meet(v.life) {
 		return jitter(firstRetry) // a list shows what to make of it
 	}
@@ -114,7 +125,9 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 	}
 	e.publish(ctx)
 	e.keepMemory(v.holding)
-	return e.rebind(ctx, jitter(Interval(v.holding.ttl)))
+	// From one question to the next: what an answer takes is no time won.
+	next := jitter(Interval(v.holding.ttl)) - (e.cfg.Clock() - v.t0)
+	return e.rebind(ctx, max(next, minInterval))
 }
 
 // unanswered is the end of a cycle that concluded nothing.
@@ -158,7 +171,6 @@ func (e *Engine) proven(gen uint64, t tenancy, v verdict) bool {
 	if e.doubt != nil && v.t0 >= e.doubt.since {
 		e.doubt = nil
 	}
-	delete(e.problems, etcdRefuses)
 	delete(e.problems, contested)
 	e.reachableLocked()
 	e.signal()
@@ -231,7 +243,8 @@ func (e *Engine) loseLocked(why string) {
 		e.log.Error("the fence could not be closed, it closes by itself at its deadline", "error", err)
 	}
 	e.log.Error("subnet lost, overlay closed", "subnet", e.held.subnets, "lease", leaseHex(e.held.lease), "why", why)
-	e.doubt = nil
+	e.doubt, e.ended = nil, e.held.lease
+	delete(e.problems, contested)
 	e.former, e.held, e.lostWhy = e.held.subnets, nil, e.held.subnets.String()+": "+why
 	e.waiting = "lost " + e.former.String() + ": " + why
 	e.signal()

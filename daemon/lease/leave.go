@@ -42,9 +42,6 @@ func (e *Engine) Leave(ctx context.Context) error {
 func (e *Engine) leave(ctx context.Context) error {
 	t := e.tenancy()
 	e.lose("given up by tenurectl leave")
-	if err := e.fence.Close(); err != nil { // also one that an earlier process left open
-		return fmt.Errorf("leave: close the fence: %w", err)
-	}
 	e.update(func() {
 		e.left, e.started, e.waiting = true, true, leftText
 	})
@@ -52,7 +49,10 @@ func (e *Engine) leave(ctx context.Context) error {
 		e.condemn(t.lease) // a process after this one must not resume what is about to go
 	}
 	for pause := newPause(); ; {
-		n, err := e.leaveAll(ctx)
+		n, err := 0, e.shut()
+		if err == nil {
+			n, err = e.leaveAll(ctx, t)
+		}
 		if err == nil {
 			err = e.abandon(ctx)
 		}
@@ -67,8 +67,10 @@ func (e *Engine) leave(ctx context.Context) error {
 	}
 }
 
-// leaveAll deletes every key that is this very boot's, and says how many.
-func (e *Engine) leaveAll(ctx context.Context) (int, error) {
+// leaveAll deletes every key that is this very boot's, and says how many. The
+// lease of what was held ends in any case, unless somebody else's key hangs on
+// it: what deleted the key may have been a try whose answer was lost.
+func (e *Engine) leaveAll(ctx context.Context, held *tenancy) (int, error) {
 	s, err := list(ctx, e.client, newMirror(e.keys), maxCall)
 	if err != nil {
 		return 0, err
@@ -86,6 +88,9 @@ func (e *Engine) leaveAll(ctx context.Context) (int, error) {
 			return n, err
 		}
 		n++
+	}
+	if held != nil && n == 0 && !s.hangs(held.lease) {
+		return n, e.end(ctx, held.lease)
 	}
 	return n, nil
 }

@@ -33,6 +33,7 @@ func (e *Engine) rebind(ctx context.Context, pause time.Duration) time.Duration 
 	}
 	if e.moving == nil {
 		if !e.outdated(*t, *n) {
+			e.granted() // there is nothing left that etcd could refuse
 			return pause
 		}
 		if e.spare == 0 {
@@ -60,6 +61,16 @@ func (e *Engine) rebind(ctx context.Context, pause time.Duration) time.Duration 
 		e.remember(t.Holding)
 	}
 	return e.tryMove(ctx, *t)
+}
+
+// granted ends the problem that etcd refuses what is needed.
+func (e *Engine) granted() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, stands := e.problems[etcdRefuses]; stands {
+		delete(e.problems, etcdRefuses)
+		e.signal()
+	}
 }
 
 // outdated says that the config asks for another length than the lease has,
@@ -113,7 +124,7 @@ func (e *Engine) keepMoving(ctx context.Context, t tenancy) (time.Duration, erro
 		return math.MaxInt64, nil
 	}
 	t0 := e.cfg.Clock()
-	ttl, err := keepAlive(ctx, e.client, e.moving.lease, e.moving.ttl)
+	ttl, err := keepAlive(ctx, asking{e.client}, e.moving.lease, e.moving.ttl)
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		// No write can commit with it any more, and none has that a proof of
 		// the old one does not contradict.
@@ -154,8 +165,8 @@ func (e *Engine) abandon(ctx context.Context) error {
 	if len(open) == 0 {
 		return nil
 	}
-	if err := e.fence.Close(); err != nil {
-		return fmt.Errorf("close the fence: %w", err)
+	if err := e.shut(); err != nil {
+		return err
 	}
 	for _, id := range open {
 		if err := e.end(ctx, id); err != nil {
@@ -164,6 +175,28 @@ func (e *Engine) abandon(ctx context.Context) error {
 	}
 	e.update(func() { e.moving, e.asserting = nil, 0 })
 	e.inheriting = 0
+	return nil
+}
+
+// dropEnded ends the lease of the subnet lost last, so that losing one costs etcd
+// no lease of a day's length. A key that still hangs on it is not ours to end.
+func (e *Engine) dropEnded(ctx context.Context, s *Snapshot) {
+	var id clientv3.LeaseID
+	e.update(func() { id, e.ended = e.ended, 0 })
+	if !s.hangs(id) {
+		e.dropLease(ctx, id)
+	}
+}
+
+// shut makes sure that the fence is closed, also one that an earlier process left
+// open, before anything ends that a key may hang on.
+func (e *Engine) shut() error {
+	if !e.open() {
+		return nil
+	}
+	if err := e.fence.Close(); err != nil {
+		return fmt.Errorf("close the fence: %w", err)
+	}
 	return nil
 }
 
@@ -184,6 +217,7 @@ func (e *Engine) inherit(ctx context.Context, own Entry, s *Snapshot, n conf.Net
 	if e.inheriting == 0 {
 		e.inheriting = newLeaseID()
 	}
+	e.inherited = own.Lease
 	id := e.inheriting
 	if err := e.grantUnder(ctx, id, n.LeaseTTL); err != nil {
 		return e.denied(err)
@@ -203,7 +237,5 @@ func (e *Engine) inherit(ctx context.Context, own Entry, s *Snapshot, n conf.Net
 		return jitter(firstRetry)
 	}
 	h.record, h.lease, h.mod = r, id, resp.Header.Revision
-	pause := e.take(ctx, h)
-	e.dropLease(ctx, own.Lease)
-	return pause
+	return e.take(ctx, h)
 }

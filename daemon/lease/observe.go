@@ -112,11 +112,11 @@ func (e *Engine) adopt(s *Snapshot) {
 	if s.Settle.ModRevision != 0 && !e.settling && e.rewatch != nil {
 		e.rewatch() // which may have resumed behind what went before; see overlooked
 	}
-	if e.meetLocked(s.life()) || e.snapshot == nil || s.follows(e.snapshot) {
-		e.takeInLocked(s)
+	changed := e.meetLocked(s.life())
+	if changed || e.snapshot == nil || s.follows(e.snapshot) || e.forgot != nil && !e.forgot.settled {
+		e.takeInLocked(s) // else the watch has told something later, of settle too
 		e.judgeLocked(s)
 	}
-	e.settling = s.Settle.ModRevision != 0
 	if f := e.forgot; f != nil && e.settling {
 		e.believeLocked(s.life(), "settle stands")
 	}
@@ -165,7 +165,12 @@ type doubt struct {
 	soft bool
 }
 
+// doubtLocked notes one more reason. A soft one does not soften a hard one: only
+// a proof does away with a clock gap.
 func (e *Engine) doubtLocked(why string, soft bool) {
+	if d := e.doubt; d != nil && soft && !d.soft {
+		why, soft = d.why, false
+	}
 	e.doubt = &doubt{why, e.cfg.Clock(), soft}
 	e.nudge()
 	e.signal()

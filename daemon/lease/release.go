@@ -32,7 +32,7 @@ var (
 // may be open as long. With machineIsOff, the operator's word that it cannot
 // be, key and lease are deleted at once.
 func Release(ctx context.Context, c *clientv3.Client, prefix, what string, machineIsOff bool) (Released, error) {
-	k, tomb := NewKeys(prefix), newLeaseID()
+	k := NewKeys(prefix)
 	for {
 		s, err := list(ctx, c, newMirror(k), maxCall)
 		if err != nil {
@@ -43,6 +43,7 @@ func Release(ctx context.Context, c *clientv3.Client, prefix, what string, machi
 			return Released{}, err
 		}
 		r := Released{Subnets: entry.Subnets, Node: entry.Tenant().Node}
+		tomb := newLeaseID() // the tombstone's, if it becomes one
 		f, err := releasing(ctx, c, k, entry, s, machineIsOff, tomb, &r)
 		if err != nil {
 			return Released{}, err
@@ -54,6 +55,10 @@ func Release(ctx context.Context, c *clientv3.Client, prefix, what string, machi
 		if resp.Succeeded {
 			// On the old lease nothing hangs any more.
 			return r, revoke(ctx, c, entry.Lease, maxCall)
+		}
+		// The record was written meanwhile: nothing hangs on the new lease.
+		if err := revoke(ctx, c, tomb, maxCall); err != nil {
+			return Released{}, err
 		}
 	}
 }

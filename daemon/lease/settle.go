@@ -23,6 +23,7 @@ type forgetting struct {
 	meeting Meeting
 	why     string
 	since   time.Time
+	now     Life // the store as it was met last
 	// settled says that settle has been seen to stand in the store as it is
 	// now.
 	settled bool
@@ -46,10 +47,19 @@ func (e *Engine) meetLocked(now Life) (changed bool) {
 	case e.forgot == nil || e.forgot.settled:
 		why := e.known.Difference(now)
 		e.log.Error("the store forgot", "what", why)
-		e.forgot = &forgetting{meeting: m, why: why, since: time.Now()}
+		e.forgot = &forgetting{meeting: m, why: why, since: time.Now(), now: now}
 		e.settler = 0
 		e.problems.add(storeWentBack, api.SeverityError, why+"; what this node holds it puts back, and nobody acquires a subnet until every holder has shown itself or lapsed",
 			"nothing, if the store is there to stay; if config or store identity are missing: tenurectl init --after-loss with the config it had", time.Time{})
+		e.againLocked()
+	default:
+		// It has been met and is not believed yet, for settle cannot be put into
+		// it: no news, or nothing in it would ever be proven.
+		before := e.forgot.now
+		e.forgot.now = now
+		if m := before.Meet(now); m == MetSame || m == MetBorn {
+			return false
+		}
 		e.againLocked()
 	}
 	return true
@@ -199,6 +209,8 @@ func (e *Engine) standBy(ctx context.Context, t tenancy, s *Snapshot) time.Durat
 	switch {
 	case e.moving != nil && st == moved && entry.Lease == e.moving.lease:
 		return e.moved(ctx, t, entry)
+	case st == moved && entry.Lease == e.asserting && e.open():
+		return e.retake(ctx, t, entry, s) // put back by a try whose answer was lost
 	case st == ours && t.lastProof == 0:
 		return e.resume(ctx, entry)
 	case st == ours:
@@ -351,7 +363,7 @@ func (e *Engine) grantUnder(ctx context.Context, id clientv3.LeaseID, ttl time.D
 // fence to what it allows.
 func (e *Engine) keepUnder(ctx context.Context, id clientv3.LeaseID, ttl time.Duration) error {
 	t0 := e.cfg.Clock()
-	got, err := keepAlive(ctx, e.client, id, ttl)
+	got, err := keepAlive(ctx, asking{e.client}, id, ttl)
 	if err != nil {
 		return fmt.Errorf("keep lease %x alive: %w", int64(id), err)
 	}

@@ -58,6 +58,11 @@ func (s *Snapshot) Entry(sub Subnets) (Entry, bool) {
 	return s.Entries[i], true
 }
 
+// hangs says whether any subnet key is under the lease.
+func (s *Snapshot) hangs(id clientv3.LeaseID) bool {
+	return slices.ContainsFunc(s.Entries, func(e Entry) bool { return e.Lease == id })
+}
+
 // MaxEpoch is the highest epoch seen for the subnets, in records or owners.
 func (s *Snapshot) MaxEpoch(sub Subnets) int64 {
 	o := s.Owners[sub.ownerKey()].Value
