@@ -22,8 +22,9 @@ type Fence interface {
 	Close() error
 	// Generation is what Arm needs; it changes with every Close.
 	Generation() uint64
-	// Set tells which subnet is live in which network. Where that changes
-	// anything, the fence is closed first and stays so until Arm.
+	// Set tells which subnet is live in which network. Another subnet closes
+	// the fence first, and it stays so until Arm; another network alone lets
+	// the deadline stand.
 	Set(live, network Subnets) error
 	// Arm opens the fence until the deadline (CLOCK_BOOTTIME), unless it was
 	// closed since gen was read.

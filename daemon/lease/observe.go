@@ -32,9 +32,10 @@ func (e *Engine) observe(s *Snapshot) {
 		}
 		return
 	}
+	old := e.snapshot
 	e.takeInLocked(s)
 	if h := e.held; h != nil && s.Revision >= h.mod {
-		e.judgeHoldingLocked(*h, s)
+		e.judgeHoldingLocked(*h, s, old)
 	}
 	e.judgeLocked(s)
 	if e.held == nil || e.settling && s.Settle.ModRevision == 0 {
@@ -57,17 +58,28 @@ func (s *Snapshot) sameStore(old *Snapshot) bool {
 // judgeHoldingLocked closes the fence for a subnet that is not ours any more.
 // Where the store forgot, what is missing from it is put back by the loop while
 // the fence is open; only what somebody else has committed since ends it here.
-func (e *Engine) judgeHoldingLocked(h tenancy, s *Snapshot) {
+// A watch that has lost an event misses the key without having been told that it
+// is gone: then a list says what is true.
+func (e *Engine) judgeHoldingLocked(h tenancy, s, old *Snapshot) {
 	st, entry := stand(h.Holding, e.past, s)
 	switch {
 	case st == ours || st == moved && e.comingLocked(entry.Lease):
 	case st == moved && h.lastProof == 0 && entry.Tenant().Boot == e.cfg.Boot:
 		e.nudge() // node.json was written before the key moved last
+	case !s.Listed && old != nil && s.agrees(old, h.subnets):
+		e.againLocked()
 	case st == foreign || !e.unsettledLocked():
 		e.loseLocked(h.whyNot(st, entry))
 	default:
 		e.nudge()
 	}
+}
+
+// agrees says that two snapshots show the same of a subnet's key.
+func (s *Snapshot) agrees(old *Snapshot, sub Subnets) bool {
+	now, _ := s.Entry(sub)
+	before, _ := old.Entry(sub)
+	return now.ModRevision == before.ModRevision
 }
 
 // comingLocked says that the own key has been asked to hang on that lease.

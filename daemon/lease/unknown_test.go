@@ -11,6 +11,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -467,6 +468,20 @@ func TestSwallowedEvents(t *testing.T) {
 			t.Errorf("closed after %s, want one cycle (%s); %d events swallowed", took, most, r.Hits())
 		}
 		d.calm(c)
+	})
+	t.Run("own key put", func(t *testing.T) {
+		t.Parallel()
+		s, c := cluster(t, strings.Replace(fourSubnets, "5s", "24h", 1))
+		h, p := lossy(t, "n1", s)
+		k := NewKeys(prefix)
+		r := p.SwallowEvents(1, func(e *mvccpb.Event) bool { return strings.HasPrefix(string(e.GetKv().GetKey()), k.subnets()) })
+		d := h.start()
+		d.waitHeld()
+		put(t, c, k.All()+"noise", "an event from which the own key is missing")
+		d.wait("the own key in the watch", func(v View) bool { return len(v.Snapshot.Entries) == 1 })
+		if n := h.fence.closes(); n != 0 || r.Hits() != 1 {
+			t.Errorf("the fence was closed %d times; %d events swallowed", n, r.Hits())
+		}
 	})
 	t.Run("settle gone", func(t *testing.T) {
 		t.Parallel()
