@@ -71,8 +71,12 @@ func decide(s *Snapshot, me self, inForce func() (*conf.Network, error)) decisio
 	switch {
 	case s.Config.ModRevision == 0 && s.Store.ModRevision != 0:
 		d.wait = "the network config is gone from etcd; run tenurectl init with the config it had"
-	case s.Store.ModRevision == 0 && me.Had != "":
-		d.wait = "etcd has lost the store " + me.Had + ", which this node knew: it was wiped, or never restored; run tenurectl init --after-loss with the config it had"
+	case s.Store.ModRevision == 0 && lived(s, me):
+		d.wait = "etcd has no store identity"
+		if s.Config.ModRevision == 0 {
+			d.wait += " and no network config"
+		}
+		d.wait += ", and had them: it was wiped, or never restored; run tenurectl init --after-loss with the config it had"
 	case s.Config.ModRevision == 0:
 		d.wait = "the cluster has yet to be born: etcd has no network config; run tenurectl init --network CIDR"
 	case s.Store.ModRevision == 0:
@@ -91,6 +95,12 @@ func decide(s *Snapshot, me self, inForce func() (*conf.Network, error)) decisio
 	}
 	d.network = n
 	return d
+}
+
+// lived says that the cluster had a life before, of which nodes may run still:
+// this node knew it, or others have put back what they know.
+func lived(s *Snapshot, me self) bool {
+	return me.Had != "" || s.Settle.ModRevision != 0 || slices.ContainsFunc(s.Entries, func(e Entry) bool { return e.Tenure != nil })
 }
 
 // settlingText says why nobody may acquire.
@@ -183,8 +193,11 @@ func exhausted(n conf.Network, s *Snapshot, node, next string) string {
 	holders := map[string]int{}
 	for _, e := range s.Entries {
 		name := e.Tenant().Node
-		if name == "" {
+		switch {
+		case name == "":
 			name = e.PublicIP.String()
+		case e.Tenant().UID == "":
+			name = "nobody, released from " + name + " by force"
 		}
 		holders[name]++
 	}

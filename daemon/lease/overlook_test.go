@@ -1,12 +1,14 @@
 package lease
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
 )
 
@@ -133,3 +135,43 @@ func TestInitAfterLossKeepsTheLongerSettle(t *testing.T) {
 		}
 	}
 }
+
+// TestWhichInit a node without a cluster asks for: plain where there never was
+// one, or flannel's; --after-loss where nodes of an earlier life may run.
+func TestWhichInit(t *testing.T) {
+	config := Versioned[[]byte]{nil, 1}
+	held := Entry{Subnets: v4("10.5.3.0/24"), Lease: 4, Record: Record{Tenure: &Tenant{UID: "you", Node: "n2"}}}
+	flannels := Entry{Subnets: v4("10.5.4.0/24"), Lease: 5}
+	for name, c := range map[string]struct {
+		s     Snapshot
+		known string
+		loss  bool
+	}{
+		"unborn":                     {Snapshot{}, "", false},
+		"flannel's config":           {Snapshot{Config: config, Entries: []Entry{flannels}}, "", false},
+		"wiped, by memory":           {Snapshot{}, "s", true},
+		"wiped, somebody settles":    {Snapshot{Settle: Versioned[Settle]{ModRevision: 7}}, "", true},
+		"wiped, somebody is back":    {Snapshot{Entries: []Entry{flannels, held}}, "", true},
+		"store gone, by memory":      {Snapshot{Config: config}, "s", true},
+		"store gone, and a node":     {Snapshot{Config: config, Entries: []Entry{held}}, "", true},
+		"store gone, and it settles": {Snapshot{Config: config, Settle: Versioned[Settle]{ModRevision: 7}}, "", true},
+	} {
+		no := func() bool { return false }
+		me := self{Memory: Memory{UID: "me", Had: c.known}, local: func(netip.Addr) bool { return false }, flannel: no}
+		d := decide(&c.s, me, func() (*conf.Network, error) { return nil, errNotJudged })
+		if !strings.Contains(d.wait, "tenurectl init") || strings.Contains(d.wait, "--after-loss") != c.loss {
+			t.Errorf("%s: it waits and says %q", name, d.wait)
+		}
+	}
+}
+
+// TestExhaustedNamesATombstone as nobody's.
+func TestExhaustedNamesATombstone(t *testing.T) {
+	n := network(t, `{"Network":"10.5.0.0/22","SubnetLen":24}`)
+	s := &Snapshot{Entries: []Entry{{Subnets: v4("10.5.0.0/24"), Record: Record{Tenure: &Tenant{Node: "n1"}}}}}
+	if text := exhausted(n, s, "n3", ""); !strings.Contains(text, "released from n1 by force") {
+		t.Errorf("it says %q", text)
+	}
+}
+
+func v4(s string) Subnets { return Subnets{V4: netip.MustParsePrefix(s)} }
