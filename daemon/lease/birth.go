@@ -123,10 +123,7 @@ func initialise(ctx context.Context, c *clientv3.Client, k Keys, config []byte, 
 	}
 	store := Store{ID: uuid.NewString(), Born: time.Now().UTC()}
 	for {
-		f, err := birth(k, config, store, more...)
-		if err != nil {
-			return Born{}, err
-		}
+		f := birth(k, config, store, more...)
 		resp, err := commit(ctx, c, f, maxCall)
 		if err != nil {
 			return Born{}, fmt.Errorf("birth of %s: %w", k.All(), err)
@@ -143,9 +140,7 @@ func initialise(ctx context.Context, c *clientv3.Client, k Keys, config []byte, 
 			f = reconfigure(k, s.Store.ModRevision, config, more...)
 			b = Born{Reconfigured: true, Store: s.Store.Value.ID, Config: config}
 		default:
-			if f, err = adopt(k, s.Config.ModRevision, store, more...); err != nil {
-				return Born{}, err
-			}
+			f = adopt(k, s.Config.ModRevision, store, more...)
 			b = Born{Adopted: true, Store: store.ID, Config: s.Config.Value}
 		}
 		if resp, err = commit(ctx, c, f, maxCall); err != nil {

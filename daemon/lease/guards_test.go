@@ -38,8 +38,8 @@ func TestEveryWriteYieldsToWhatItHasNotRead(t *testing.T) {
 		"take over": func(h Holding, s *Snapshot) (fenced, error) {
 			return h.takeOver(granted(t, c), h.record, s, Owner{})
 		},
-		"retake": func(h Holding, s *Snapshot) (fenced, error) { return h.retake(h.record, s, Owner{}) },
-		"leave":  func(h Holding, _ *Snapshot) (fenced, error) { return h.leave(Owner{}) },
+		"retake": func(h Holding, s *Snapshot) (fenced, error) { return h.retake(h.record, s, Owner{}), nil },
+		"leave":  func(h Holding, _ *Snapshot) (fenced, error) { return h.leave(Owner{}), nil },
 		"entomb": func(h Holding, _ *Snapshot) (fenced, error) { return h.entomb(granted(t, c), Owner{}) },
 	}
 	for name, write := range writes {

@@ -102,10 +102,7 @@ func (e *Engine) giveUp(ctx context.Context, h Holding, s *Snapshot, why string)
 		o = o.succeed(Transition{UID: own.UID, Node: own.Node, Epoch: own.Epoch, Since: time.Now().UTC()})
 	}
 	o.Until, o.Why = time.Now().UTC(), why
-	f, err := h.leave(o)
-	if err != nil {
-		return err
-	}
+	f := h.leave(o)
 	e.cfg.at("before the key is deleted")
 	resp, err := commit(ctx, e.client, f, e.callTimeout())
 	e.cfg.at("after the key was deleted")

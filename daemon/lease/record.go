@@ -88,11 +88,14 @@ func (r Record) Tenant() Tenant {
 	return *r.Tenure
 }
 
-func (r Record) encode() string {
-	b, err := json.Marshal(r)
+func (r Record) encode() string { return encode(r) }
+
+// encode is a value as etcd stores it. Everything that is written marshals:
+// addresses and MACs by MarshalText, which cannot fail, times of this age, plain
+// numbers and strings.
+func encode(v any) string {
+	b, err := json.Marshal(v)
 	if err != nil {
-		// Every field marshals: addresses and MACs by MarshalText, which
-		// cannot fail, and plain numbers and strings.
 		return ""
 	}
 	return string(b)

@@ -90,7 +90,7 @@ func releasing(ctx context.Context, c *clientv3.Client, k Keys, entry Entry, s *
 	o := s.Owners[entry.ownerKey()].Value
 	o.Until, o.Why = time.Now().UTC(), "released by force"
 	if machineIsOff {
-		return h.leave(o)
+		return h.leave(o), nil
 	}
 	if entry.Tenure != nil && entry.Tenure.UID == "" {
 		return fenced{}, fmt.Errorf("%s: %w", entry.Subnets, ErrReleased)

@@ -277,10 +277,7 @@ func (e *Engine) retake(ctx context.Context, t tenancy, entry Entry, s *Snapshot
 	if err != nil {
 		return e.failed(t, err)
 	}
-	f, err := h.retake(want.record, s, e.succession(s, want, "found again in a store that had gone back"))
-	if err != nil {
-		return e.failed(t, err)
-	}
+	f := h.retake(want.record, s, e.succession(s, want, "found again in a store that had gone back"))
 	resp, err := commit(ctx, e.client, f, CallTimeout(t.ttl))
 	if err != nil {
 		return e.failed(t, fmt.Errorf("retake %s: %w", t.subnets, err))

@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -23,7 +22,7 @@ var ErrNoLease = errors.New("lease ID is 0: such a holding could be \"proven\" b
 type fenced struct {
 	cmps  []clientv3.Cmp
 	then  []clientv3.Op
-	other []clientv3.Op // reads for the case that the compares fail
+	other []clientv3.Op // reads, for when the compares fail
 }
 
 // Holding is a subnet key that can be proven: which key, which lease it hangs
@@ -100,9 +99,8 @@ func (h Holding) unchanged() []clientv3.Cmp {
 func (h Holding) update(r Record) fenced {
 	key := h.keys.Subnet(h.subnets)
 	return fenced{
-		cmps:  h.unchanged(),
-		then:  []clientv3.Op{clientv3.OpPut(key, r.encode(), clientv3.WithLease(h.lease))},
-		other: []clientv3.Op{clientv3.OpGet(key)},
+		cmps: h.unchanged(),
+		then: []clientv3.Op{clientv3.OpPut(key, r.encode(), clientv3.WithLease(h.lease))},
 	}
 }
 
@@ -114,9 +112,8 @@ func (h Holding) rebind(to clientv3.LeaseID) (fenced, error) {
 	}
 	key := h.keys.Subnet(h.subnets)
 	return fenced{
-		cmps:  append(h.unchanged(), absent(h.keys.Settle())),
-		then:  []clientv3.Op{clientv3.OpPut(key, h.record.encode(), clientv3.WithLease(to))},
-		other: []clientv3.Op{clientv3.OpGet(key)},
+		cmps: append(h.unchanged(), absent(h.keys.Settle())),
+		then: []clientv3.Op{clientv3.OpPut(key, h.record.encode(), clientv3.WithLease(to))},
 	}, nil
 }
 
@@ -127,55 +124,32 @@ func (h Holding) takeOver(to clientv3.LeaseID, r Record, seen *Snapshot, o Owner
 	if to == 0 {
 		return fenced{}, ErrNoLease
 	}
-	owner, err := json.Marshal(o)
-	if err != nil {
-		return fenced{}, fmt.Errorf("encode owner of %s: %w", h.subnets, err)
-	}
-	key := h.keys.Subnet(h.subnets)
 	return fenced{
 		cmps: append(h.unchanged(), absent(h.keys.Settle()),
 			asRead(h.keys.Owner(h.subnets), seen.Owners[h.subnets.ownerKey()].ModRevision),
 			asRead(h.keys.Config(), seen.Config.ModRevision),
 			asRead(h.keys.Store(), seen.Store.ModRevision)),
-		then: []clientv3.Op{
-			clientv3.OpPut(key, r.encode(), clientv3.WithLease(to)),
-			clientv3.OpPut(h.keys.Owner(h.subnets), string(owner)),
-		},
-		other: []clientv3.Op{clientv3.OpGet(key)},
+		then: write(h.keys, h.subnets, to, r, o),
 	}, nil
 }
 
 // retake writes the own key, as a restored store has it, under the lease that it
 // hangs on there.
-func (h Holding) retake(r Record, seen *Snapshot, o Owner) (fenced, error) {
-	owner, err := json.Marshal(o)
-	if err != nil {
-		return fenced{}, fmt.Errorf("encode owner of %s: %w", h.subnets, err)
-	}
-	key := h.keys.Subnet(h.subnets)
+func (h Holding) retake(r Record, seen *Snapshot, o Owner) fenced {
 	return fenced{
 		cmps: append(h.unchanged(), asRead(h.keys.Owner(h.subnets), seen.Owners[h.subnets.ownerKey()].ModRevision)),
-		then: []clientv3.Op{
-			clientv3.OpPut(key, r.encode(), clientv3.WithLease(h.lease)),
-			clientv3.OpPut(h.keys.Owner(h.subnets), string(owner)),
-		},
-		other: []clientv3.Op{clientv3.OpGet(key)},
-	}, nil
+		then: write(h.keys, h.subnets, h.lease, r, o),
+	}
 }
 
 // leave deletes the own key and notes in the owner record that it was given
 // up. The fence must be closed before this is sent.
-func (h Holding) leave(o Owner) (fenced, error) {
-	owner, err := json.Marshal(o)
-	if err != nil {
-		return fenced{}, fmt.Errorf("encode owner of %s: %w", h.subnets, err)
-	}
+func (h Holding) leave(o Owner) fenced {
 	key := h.keys.Subnet(h.subnets)
 	return fenced{
-		cmps:  h.unchanged(),
-		then:  []clientv3.Op{clientv3.OpDelete(key), clientv3.OpPut(h.keys.Owner(h.subnets), string(owner))},
-		other: []clientv3.Op{clientv3.OpGet(key)},
-	}, nil
+		cmps: h.unchanged(),
+		then: []clientv3.Op{clientv3.OpDelete(key), clientv3.OpPut(h.keys.Owner(h.subnets), encode(o))},
+	}
 }
 
 // entomb puts another node's key under the lease to, which has the length of
@@ -185,23 +159,23 @@ func (h Holding) entomb(to clientv3.LeaseID, o Owner) (fenced, error) {
 	if to == 0 {
 		return fenced{}, ErrNoLease
 	}
-	owner, err := json.Marshal(o)
-	if err != nil {
-		return fenced{}, fmt.Errorf("encode owner of %s: %w", h.subnets, err)
-	}
 	tomb := h.record
 	tenant := tomb.Tenant()
 	tenant.UID = ""
 	tomb.Tenure = &tenant
-	key := h.keys.Subnet(h.subnets)
 	return fenced{
 		cmps: h.unchanged(),
-		then: []clientv3.Op{
-			clientv3.OpPut(key, tomb.encode(), clientv3.WithLease(to)),
-			clientv3.OpPut(h.keys.Owner(h.subnets), string(owner)),
-		},
-		other: []clientv3.Op{clientv3.OpGet(key)},
+		then: write(h.keys, h.subnets, to, tomb, o),
 	}, nil
+}
+
+// write puts a subnet's key under a lease, and whose it is beside it. The lease
+// is never 0: without one etcd would detach the key silently.
+func write(k Keys, s Subnets, l clientv3.LeaseID, r Record, o Owner) []clientv3.Op {
+	return []clientv3.Op{
+		clientv3.OpPut(k.Subnet(s), r.encode(), clientv3.WithLease(l)),
+		clientv3.OpPut(k.Owner(s), encode(o)),
+	}
 }
 
 // absent is the only compare that means "this key does not exist".
@@ -222,17 +196,10 @@ func acquire(k Keys, c Candidate, l clientv3.LeaseID, r Record, seen *Snapshot, 
 	if l == 0 {
 		return fenced{}, ErrNoLease
 	}
-	owner, err := json.Marshal(o)
-	if err != nil {
-		return fenced{}, fmt.Errorf("encode owner of %s: %w", c.Subnets, err)
-	}
 	return fenced{
 		cmps: append(free(k, c.Subnets, seen), absent(k.Settle()),
 			asRead(k.Reservation(c.Subnets), seen.Reservations[c.ownerKey()].ModRevision)),
-		then: []clientv3.Op{
-			clientv3.OpPut(k.Subnet(c.Subnets), r.encode(), clientv3.WithLease(l)),
-			clientv3.OpPut(k.Owner(c.Subnets), string(owner)),
-		},
+		then: write(k, c.Subnets, l, r, o),
 	}, nil
 }
 
@@ -254,16 +221,9 @@ func (h Holding) reassert(l clientv3.LeaseID, seen *Snapshot, o Owner) (fenced, 
 	if l == 0 {
 		return fenced{}, ErrNoLease
 	}
-	owner, err := json.Marshal(o)
-	if err != nil {
-		return fenced{}, fmt.Errorf("encode owner of %s: %w", h.subnets, err)
-	}
 	return fenced{
 		cmps: free(h.keys, h.subnets, seen),
-		then: []clientv3.Op{
-			clientv3.OpPut(h.keys.Subnet(h.subnets), h.record.encode(), clientv3.WithLease(l)),
-			clientv3.OpPut(h.keys.Owner(h.subnets), string(owner)),
-		},
+		then: write(h.keys, h.subnets, l, h.record, o),
 	}, nil
 }
 
@@ -284,40 +244,28 @@ func putSettle(k Keys, l clientv3.LeaseID, v Settle) (clientv3.Op, error) {
 	if l == 0 {
 		return clientv3.Op{}, ErrNoLease
 	}
-	b, err := json.Marshal(v)
-	if err != nil {
-		return clientv3.Op{}, fmt.Errorf("encode settle: %w", err)
-	}
-	return clientv3.OpPut(k.Settle(), string(b), clientv3.WithLease(l)), nil
+	return clientv3.OpPut(k.Settle(), encode(v), clientv3.WithLease(l)), nil
 }
 
 // birth writes config and store where there is neither, and more, which is a
 // settle or nothing.
-func birth(k Keys, config []byte, s Store, more ...clientv3.Op) (fenced, error) {
-	store, err := json.Marshal(s)
-	if err != nil {
-		return fenced{}, fmt.Errorf("encode store: %w", err)
-	}
-	puts := []clientv3.Op{clientv3.OpPut(k.Config(), string(config)), clientv3.OpPut(k.Store(), string(store))}
+func birth(k Keys, config []byte, s Store, more ...clientv3.Op) fenced {
+	puts := []clientv3.Op{clientv3.OpPut(k.Config(), string(config)), clientv3.OpPut(k.Store(), encode(s))}
 	return fenced{
 		cmps: []clientv3.Cmp{absent(k.Config()), absent(k.Store())},
 		then: append(puts, more...),
 		other: []clientv3.Op{
 			clientv3.OpGet(k.Config()), clientv3.OpGet(k.Store()), clientv3.OpGet(k.Settle()),
 		},
-	}, nil
+	}
 }
 
 // adopt adds the store to a prefix that has a config only, flannel's.
-func adopt(k Keys, configMod int64, s Store, more ...clientv3.Op) (fenced, error) {
-	store, err := json.Marshal(s)
-	if err != nil {
-		return fenced{}, fmt.Errorf("encode store: %w", err)
-	}
+func adopt(k Keys, configMod int64, s Store, more ...clientv3.Op) fenced {
 	return fenced{
 		cmps: []clientv3.Cmp{asRead(k.Config(), configMod), absent(k.Store())},
-		then: append([]clientv3.Op{clientv3.OpPut(k.Store(), string(store))}, more...),
-	}, nil
+		then: append([]clientv3.Op{clientv3.OpPut(k.Store(), encode(s))}, more...),
+	}
 }
 
 // reconfigure writes the config of a born cluster that has none any more.
