@@ -112,7 +112,7 @@ func (n *Node) admit(ctx context.Context, k ipam.Key, prepare func(context.Conte
 }
 
 // inDate waits for a holding whose deadline has not passed. While the daemon
-// has yet to hear from etcd it waits; where it knows that there is nothing to
+// has yet to hear from etcd, or to prove anew what is in doubt, it waits; where it knows that there is nothing to
 // be had now, it says why at once.
 func (n *Node) inDate(ctx context.Context) (lease.View, error) {
 	ctx, cancel := context.WithTimeout(ctx, tenancyWait)
@@ -122,7 +122,7 @@ func (n *Node) inDate(ctx context.Context) (lease.View, error) {
 		if v.InDate(n.cfg.Clock()) {
 			return v, nil
 		}
-		if v.State != api.StateStarting && v.State != api.StateLost {
+		if v.State != api.StateStarting && v.State != api.StateLost && v.Doubt == "" {
 			return v, notHeld(v)
 		}
 		select {
@@ -200,12 +200,31 @@ func (n *Node) still(ctx context.Context, before lease.View, existed bool) error
 	if existed {
 		return nil
 	}
-	now, _ := n.cfg.Tenancy.Changed()
-	if !now.InDate(n.cfg.Clock()) || now.Holding.LeaseID() != before.Holding.LeaseID() ||
+	// The key may have moved to another lease; the ownership must be the same.
+	now := n.settled(ctx, undoTimeout)
+	if !now.InDate(n.cfg.Clock()) || now.Holding.Epoch() != before.Holding.Epoch() ||
 		now.Holding.Subnets() != before.Holding.Subnets() {
 		return notHeld(now)
 	}
 	return nil
+}
+
+// settled is the view without a doubt, for which the next proof is waited for,
+// but not for longer than d.
+func (n *Node) settled(ctx context.Context, d time.Duration) lease.View {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	for {
+		v, changed := n.cfg.Tenancy.Changed()
+		if v.Doubt == "" {
+			return v
+		}
+		select {
+		case <-ctx.Done():
+			return v
+		case <-changed:
+		}
+	}
 }
 
 // undo takes back what an ADD has done so far, on a context of its own: the

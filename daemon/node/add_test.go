@@ -81,8 +81,12 @@ func TestAddIsUndone(t *testing.T) {
 			r.tenancy.set(held(t, "10.5.35.0/24", 7))
 			return nil
 		}, api.CodeTryAgain},
-		"the same subnet is held by another lease": {func(r *rig, _ context.CancelFunc) error {
-			r.tenancy.set(held(t, "10.5.34.0/24", 8))
+		"the same subnet is held as another's successor": {func(r *rig, _ context.CancelFunc) error {
+			later := entry("n1", "10.5.34.0/24", "192.0.2.11", 8)
+			later.Tenure.Epoch++
+			v := held(t, "10.5.34.0/24", 8)
+			v.Holding = holdingOf(t, later)
+			r.tenancy.set(v)
 			return nil
 		}, api.CodeTryAgain},
 		"the caller goes": {func(_ *rig, cancel context.CancelFunc) error {
@@ -298,6 +302,31 @@ func TestIPAMAdd(t *testing.T) {
 		t.Fatal(resp.Error)
 	}
 	wantNothing(t, r)
+}
+
+// TestDoubt: what is in doubt is not served before the next proof, and then is;
+// STATUS does not call a node not ready for the milliseconds that this takes.
+func TestDoubt(t *testing.T) {
+	r := newRig(t, held(t, "10.5.34.0/24", 7))
+	doubtful := held(t, "10.5.34.0/24", 7)
+	doubtful.Doubt, doubtful.State = "the machine was suspended", api.StateUnproven
+	r.tenancy.set(doubtful)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	wantCode(t, r.Add(short, request("c1", "")), api.CodeTryAgain)
+	wantNothing(t, r)
+
+	added, ready := make(chan *api.Response, 1), make(chan *api.Response, 1)
+	go func() { added <- r.Add(t.Context(), request("c1", "")) }()
+	go func() { ready <- r.Ready(t.Context(), request("c1", "")) }()
+	r.tenancy.set(held(t, "10.5.34.0/24", 7))
+	for what, answer := range map[string]chan *api.Response{"ADD": added, "STATUS": ready} {
+		if resp := <-answer; resp.Error != nil {
+			t.Errorf("%s after the proof: %v", what, resp.Error)
+		}
+	}
+	r.tenancy.set(doubtful)
+	wantCode(t, r.Ready(t.Context(), request("c1", "")), api.CodeNotReady)
 }
 
 // flipping is a tenancy that is in date for the first look only.

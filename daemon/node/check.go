@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -92,11 +93,11 @@ func promised(c call, a ipam.Allocation) error {
 func equal(a, b net.IPNet) bool { return a.IP.Equal(b.IP) && a.Mask.String() == b.Mask.String() }
 
 // Ready answers STATUS: nothing where an ADD would be served now.
-func (n *Node) Ready(_ context.Context, r *api.Request) *api.Response {
+func (n *Node) Ready(ctx context.Context, r *api.Request) *api.Response {
 	if _, err := parse(r); err != nil {
 		return &api.Response{Error: toCNI(err)}
 	}
-	v, _ := n.cfg.Tenancy.Changed()
+	v := n.settled(ctx, doubtWait) // a proof takes milliseconds: no reason to call the node not ready
 	what := bridgeConflict(n.cfg.Plane.Report())
 	switch {
 	case v.InDate(n.cfg.Clock()) && what != "":
@@ -109,6 +110,9 @@ func (n *Node) Ready(_ context.Context, r *api.Request) *api.Response {
 	}
 	return &api.Response{Error: &types.Error{Code: api.CodeNotReady, Msg: readyText(n.state(v), v.Reason)}}
 }
+
+// doubtWait is how much of STATUS's second may be spent on a proof.
+const doubtWait = 300 * time.Millisecond
 
 // whatIsCut says what the reason does not, once it is about what the node
 // waits for: which subnet was lost, and how many pods sit on it.
