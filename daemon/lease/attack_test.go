@@ -389,3 +389,25 @@ func TestAbandonWaitsForTheFence(t *testing.T) {
 		t.Errorf("with a fence that closes: %v, the lease lives %t", err, lives())
 	}
 }
+
+// TestLeaseUnderAForeignKeyIsLeft: somebody put a record under the lease of the
+// subnet that was lost. Ending the lease would delete it.
+func TestLeaseUnderAForeignKeyIsLeft(t *testing.T) {
+	t.Parallel()
+	_, c := cluster(t, fourSubnets)
+	e := newHost(t, "n1", "http://192.0.2.1:2379").engine()
+	e.client = c
+	for hangs, want := range map[bool]bool{true: true, false: false} {
+		l := granted(t, c)
+		s := &Snapshot{}
+		if hangs {
+			s.Entries = []Entry{{Lease: l}}
+		}
+		e.ended = l
+		e.dropEnded(t.Context(), s)
+		resp, err := c.TimeToLive(t.Context(), l)
+		if err != nil || (resp.TTL > 0) != want {
+			t.Errorf("a key hangs on it %t: lives %t, %v", hangs, err == nil && resp.TTL > 0, err)
+		}
+	}
+}

@@ -47,6 +47,8 @@ func deletes(key string) etcdproxy.Match {
 	})
 }
 
+// grants fits every grant. One that fails is asked for again by the client itself,
+// with the same ID; only silence shows what the engine does.
 func grants() etcdproxy.Match { return etcdproxy.Method(pb.Lease_LeaseGrant_FullMethodName) }
 
 // release lets the writes commit that a rule holds; etcd may well refuse them.
@@ -167,11 +169,11 @@ func leasesOf(resp *clientv3.LeaseLeasesResponse) string {
 func TestUnknownAcquire(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func(p *etcdproxy.Proxy) *etcdproxy.Rule{
-		"answer lost":       func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(1, subnetKeys(), etcdproxy.Fail) },
-		"no answer":         func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(1, subnetKeys(), etcdproxy.Silence) },
-		"late":              func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.CommitLate(1, subnetKeys(), etcdproxy.Fail) },
-		"abandoned":         func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.CommitAbandoned(1, subnetKeys()) },
-		"three grants lost": func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(3, grants(), etcdproxy.Fail) },
+		"answer lost": func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(1, subnetKeys(), etcdproxy.Fail) },
+		"no answer":   func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(1, subnetKeys(), etcdproxy.Silence) },
+		"late":        func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.CommitLate(1, subnetKeys(), etcdproxy.Fail) },
+		"abandoned":   func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.CommitAbandoned(1, subnetKeys()) },
+		"grant lost":  func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(1, grants(), etcdproxy.Silence) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -206,7 +208,7 @@ func TestUnknownRebind(t *testing.T) {
 		}},
 		"longer, late":  {shorter, longer, func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.CommitLate(2, subnetKeys(), etcdproxy.Fail) }},
 		"shorter, late": {longer, shorter, func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.CommitLate(2, subnetKeys(), etcdproxy.Fail) }},
-		"grants lost":   {shorter, `"60s"`, func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(2, grants(), etcdproxy.Fail) }},
+		"grants lost":   {shorter, `"60s"`, func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(2, grants(), etcdproxy.Silence) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -316,7 +318,7 @@ func TestUnknownInheritance(t *testing.T) {
 	for name, fault := range map[string]func(p *etcdproxy.Proxy) *etcdproxy.Rule{
 		"answer lost": func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(1, subnetKeys(), etcdproxy.Fail) },
 		"late":        func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.CommitLate(1, subnetKeys(), etcdproxy.Fail) },
-		"grants lost": func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(2, grants(), etcdproxy.Fail) },
+		"grant lost":  func(p *etcdproxy.Proxy) *etcdproxy.Rule { return p.DropReply(1, grants(), etcdproxy.Silence) },
 		"answer lost, and the read that follows": func(p *etcdproxy.Proxy) *etcdproxy.Rule {
 			p.DropReply(1, etcdproxy.When(alone), etcdproxy.Silence)
 			return p.DropReply(1, subnetKeys(), etcdproxy.Fail)
@@ -599,6 +601,5 @@ func TestInheritanceRefusedAfterAnUnknownTry(t *testing.T) {
 		t.Error(err)
 	}
 	d.waitHeld()
-	d.calm(c)
 	stop()
 }
