@@ -108,7 +108,9 @@
 //
 // Keys edited or leases revoked by hand (noticed, but after the fact); flannel
 // nodes in the same prefix; etcd members with known lease bugs; a pause that
-// stops every clock of a guest, which only the receivers' token check covers;
-// and a wiped store whose cluster ID stayed, with no node left that remembers it
-// and a holder cut off.
+// stops every clock of a guest, which only the receivers' token check covers; a
+// wiped store whose cluster ID stayed, with no node left that remembers it and a
+// holder cut off; and a restored store in the moment before the first node that
+// knew it has put settle, in which a node without memory may acquire what the
+// backup does not know to be held by a node that is cut off.
 package lease
