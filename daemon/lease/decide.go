@@ -24,6 +24,9 @@ type self struct {
 	// open says that the fence in the kernel is open now.
 	open  bool
 	local func(netip.Addr) bool
+	// public is what this node announces, which may be translated on the way and
+	// then is on no interface of it.
+	public netip.Addr
 	// flannel says that a flannel device is up on this machine, running that
 	// a daemon with this UID runs on it.
 	flannel func() bool
@@ -130,9 +133,13 @@ func (me self) inherits(e Entry) bool {
 }
 
 // conflicts says whether another machine may hold the record under the name or
-// the UID of this node.
+// the UID of this node. One that has this node's translated address is most
+// likely of its last boot, and cannot be asked; it is left to lapse.
 func (me self) conflicts(e Entry) bool {
 	who := e.Tenant()
+	if e.PublicIP == me.public && !me.here(e) {
+		return false
+	}
 	return e.Lease != 0 && who.UID != "" && !me.dead[e.Lease] && (who.UID == me.UID || who.Node == me.node)
 }
 

@@ -78,6 +78,9 @@ type Config struct {
 	// Step is called between any two lines of a cycle with the name of the
 	// place, for a test that stops the daemon there; nil otherwise.
 	Step func(where string)
+	// Public is the address that this node announces now, the zero Addr while it
+	// has none.
+	Public func() netip.Addr
 	// Judge says what speaks against a network config on this machine, for
 	// example that it overlaps the underlay; nil accepts.
 	Judge func(conf.Network) error
@@ -338,6 +341,9 @@ func (e *Engine) choose(ctx context.Context, s *Snapshot) time.Duration {
 func (e *Engine) self() self {
 	me := self{Memory: e.cfg.Memory.Get(), node: e.cfg.Node, boot: e.cfg.Boot, dead: e.dead, open: e.open(), local: e.cfg.Local,
 		flannel: e.cfg.Flannel, running: e.cfg.Running}
+	if e.cfg.Public != nil {
+		me.public = e.cfg.Public()
+	}
 	if me.flannel == nil {
 		me.flannel = func() bool { return true }
 	}

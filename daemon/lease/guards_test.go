@@ -499,6 +499,32 @@ func TestEpochGrowsWithTheBoot(t *testing.T) {
 	}
 }
 
+// TestConflicts: who may be another machine under this node's name or UID.
+func TestConflicts(t *testing.T) {
+	t.Parallel()
+	here, elsewhere, translated := netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("192.0.2.12"), netip.MustParseAddr("203.0.113.11")
+	me := self{Memory: Memory{UID: "me"}, node: "n1", dead: map[clientv3.LeaseID]bool{9: true}, local: func(a netip.Addr) bool { return a == here }}
+	for name, c := range map[string]struct {
+		public netip.Addr
+		e      Entry
+		want   bool
+	}{
+		"another node":                      {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n2", UID: "you"}}}, false},
+		"same name":                         {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "you"}}}, true},
+		"same UID":                          {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
+		"same address, which others answer": {here, Entry{Lease: 4, Record: Record{PublicIP: here, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
+		"a tombstone":                       {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1"}}}, false},
+		"a lease that counts for nothing":   {here, Entry{Lease: 9, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, false},
+		"own translated address":            {translated, Entry{Lease: 4, Record: Record{PublicIP: translated, Tenure: &Tenant{Node: "n1", UID: "me"}}}, false},
+		"another's translated address":      {translated, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
+	} {
+		me.public = c.public
+		if got := me.conflicts(c.e); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+}
+
 func TestInherits(t *testing.T) {
 	t.Parallel()
 	here := netip.MustParseAddr("192.0.2.11")

@@ -106,7 +106,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Dial:      func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd, grpc.WithContextDialer(etcd.dial)) },
 		Endpoints: cfg.Etcd.Endpoints, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
 		Boot: boot, Memory: d.memory, Clock: fence.BootTime, Clocks: clocks, Flannel: flannelUp, Running: uidRuns,
-		Ready: d.underlay.Ready, Local: d.underlay.local, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Step: stopAt(), Log: log,
+		Ready: d.underlay.Ready, Local: d.underlay.local, Public: d.underlay.public, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Step: stopAt(), Log: log,
 	})
 	d.underlay.onChange, d.underlay.onLook = d.engine.Touch, etcd.closeFrom
 	etcd.onAgain = d.engine.Touch // a proof shows whether it is the same store

@@ -298,6 +298,13 @@ func (u *underlay) addresses(l netlink.Link) ([]netip.Addr, error) {
 	return all, nil
 }
 
+// public is the address that this node announces, the zero Addr while it has
+// none.
+func (u *underlay) public() netip.Addr {
+	now, _ := u.Get()
+	return now.PublicIP
+}
+
 // local says whether an address is on an interface of this machine.
 func (u *underlay) local(ip netip.Addr) bool {
 	_, ok := u.linkWith(ip)
