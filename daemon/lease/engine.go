@@ -130,6 +130,7 @@ type Engine struct {
 	suspect  bool             // the watch showed what may be another store: list
 	settling bool             // settle stands, or a whole list has yet to show that it does not
 	doubt    *doubt           // no ADD before the next proof, and why
+	found    findings         // what is odd in snapshot
 	clocks   Clocks           // as read last
 	former   Subnets          // lost in this boot, zero while held
 	ended    clientv3.LeaseID // of the subnet lost last, 0 if it is known to be gone

@@ -4,10 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"net/netip"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -146,38 +142,6 @@ func (e *Engine) refuseFor(other Entry, r renewed) {
 		e.started, e.conflict = true, text
 		e.problems.add(duplicateNode, api.SeverityError, text, fix+"; if the other one is gone, this node goes on by itself within three of its renewal intervals", time.Time{})
 	})
-}
-
-// twins names the nodes of a snapshot that share an address, and those that
-// have this node's name, while it holds a subnet. It is pure.
-func twins(s *Snapshot, own Tenant) string {
-	var texts []string
-	at := map[netip.Addr][]string{}
-	for _, e := range s.Entries {
-		who := e.Tenant()
-		if e.Tenure != nil && who.UID == "" {
-			continue // a tombstone
-		}
-		if who.Node == own.Node && who.UID != own.UID && own.UID != "" {
-			texts = append(texts, fmt.Sprintf("another machine, at %s with %s, has this node's name %q", e.PublicIP, e.Subnets, own.Node))
-		}
-		if e.PublicIP.IsValid() && !e.PublicIP.IsUnspecified() {
-			at[e.PublicIP] = append(at[e.PublicIP], fmt.Sprintf("%s (%s)", nodeName(e), e.Subnets))
-		}
-	}
-	for _, a := range slices.SortedFunc(maps.Keys(at), netip.Addr.Compare) {
-		if len(at[a]) > 1 {
-			texts = append(texts, fmt.Sprintf("%s is announced by %s", a, strings.Join(at[a], " and ")))
-		}
-	}
-	return strings.Join(texts, "; ")
-}
-
-func nodeName(e Entry) string {
-	if n := e.Tenant().Node; n != "" {
-		return n
-	}
-	return "flannel"
 }
 
 // nextEnd is which lease of a full network ends next.

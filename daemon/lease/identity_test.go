@@ -4,10 +4,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/test/etcdtest"
@@ -117,6 +121,55 @@ func TestTwins(t *testing.T) {
 				t.Errorf("%s: %q does not name %s", name, got, w)
 			}
 		}
+	}
+}
+
+func TestOverlaps(t *testing.T) {
+	entry := func(subnet, node string) Entry {
+		return Entry{Subnets: Subnets{V4: netip.MustParsePrefix(subnet)}, Record: Record{PublicIP: netip.MustParseAddr("192.0.2.1"), Tenure: &Tenant{Node: node, UID: node}}}
+	}
+	for name, c := range map[string]struct {
+		entries []Entry
+		want    []string
+	}{
+		"none":          {nil, nil},
+		"side by side":  {[]Entry{entry("10.5.1.0/24", "n1"), entry("10.5.2.0/24", "n2"), entry("10.5.0.0/24", "n3")}, nil},
+		"a half":        {[]Entry{entry("10.5.1.0/24", "n1"), entry("10.5.1.128/25", "n2"), entry("10.5.2.0/24", "n3")}, []string{"n1", "n2"}},
+		"around two":    {[]Entry{entry("10.5.0.0/24", "n1"), entry("10.5.1.0/24", "n2"), entry("10.5.0.0/23", "n3")}, []string{"n1", "n2", "n3"}},
+		"after a gap":   {[]Entry{entry("10.5.0.0/22", "n1"), entry("10.5.1.0/24", "n2"), entry("10.5.3.0/24", "n3")}, []string{"n1", "n2", "n3"}},
+		"the first two": {[]Entry{entry("10.5.0.0/24", "n1"), entry("10.5.0.0/25", "n2"), entry("10.5.9.0/24", "n3")}, []string{"n1", "n2"}},
+	} {
+		got := overlaps(&Snapshot{Entries: c.entries})
+		for _, node := range []string{"n1", "n2", "n3"} {
+			if named := strings.Contains(got, strconv.Quote(node)); named != slices.Contains(c.want, node) {
+				t.Errorf("%s: %s is named %t in %q", name, node, named, got)
+			}
+		}
+	}
+}
+
+// TestDuplicateIsReportedByBoth: somebody writes a record into the half of
+// another node's subnet. Both nodes that are there say so, and the holder keeps
+// what is his.
+func TestDuplicateIsReportedByBoth(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, fourSubnets)
+	h := newHost(t, "n1", s.Endpoint)
+	a, b := h.start(), newHost(t, "n2", s.Endpoint).start()
+	v := a.waitHeld()
+	b.waitHeld()
+	half := Subnets{V4: netip.PrefixFrom(v.Holding.Subnets().V4.Addr(), 25)}
+	put(t, c, NewKeys(prefix).Subnet(half), `{"PublicIP":"192.0.2.66","BackendType":"vxlan","Tenure":{"Node":"n3","UID":"x","Epoch":1}}`, clientv3.WithLease(granted(t, c)))
+	for _, d := range []*daemon{a, b} {
+		w := d.wait("overlapping-subnets", func(v View) bool { return hasProblem(v, "overlapping-subnets") })
+		for _, p := range w.Problems {
+			if p.Code == "overlapping-subnets" && (!strings.Contains(p.Text, `"n1"`) || !strings.Contains(p.Text, `"n3"`)) {
+				t.Errorf("it says %q", p.Text)
+			}
+		}
+	}
+	if w := a.waitHeld(); w.Holding.LeaseID() != v.Holding.LeaseID() || h.fence.closes() != 0 {
+		t.Errorf("the holder was disturbed: lease %x, closed %d times", w.Holding.LeaseID(), h.fence.closes())
 	}
 }
 

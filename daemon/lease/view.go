@@ -133,61 +133,30 @@ func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
 		if v.Held {
 			text += fmt.Sprintf("; pods are served for another %s", max(0, v.Deadline-now).Round(time.Second))
 		}
-		all.add("etcd-unreachable", api.SeverityError, text,
+		all.show("etcd-unreachable", api.SeverityError, text,
 			"check that the endpoints in --etcd-endpoints are up and reachable from this node; the daemon goes on by itself", e.etcdDown)
 	}
 	if v.State == api.StateFenced {
-		all.add("fenced", api.SeverityError, v.Reason, "restore the connection to etcd; the fence opens with the next proof", e.heldSince())
+		all.show("fenced", api.SeverityError, v.Reason, "restore the connection to etcd; the fence opens with the next proof", e.heldSince())
 	}
 	if v.State == api.StateLost {
-		all.add("lost", api.SeverityError, v.Reason, "drain the stranded pods of this node; a new subnet is taken as soon as one is free", time.Time{})
+		all.show("lost", api.SeverityError, v.Reason, "drain the stranded pods of this node; a new subnet is taken as soon as one is free", time.Time{})
 	}
 	if v.State == api.StateWaiting && all[noFreeSubnet].Code == "" && all[etcdRefuses].Code == "" {
-		all.add("waiting", api.SeverityError, v.Reason, "as the text says; the node goes on by itself", time.Time{})
+		all.show("waiting", api.SeverityError, v.Reason, "as the text says; the node goes on by itself", time.Time{})
 	}
 	if v.Snapshot != nil {
-		if text := twins(v.Snapshot, v.Holding.Record().Tenant()); text != "" && e.conflict == "" {
-			all.add(duplicateNode, api.SeverityError, text, "give each machine a --node-name and a --public-ip of its own; a record of a machine that is gone ends with its lease", time.Time{})
-		}
-		if text, since := settles(v.Snapshot); text != "" && all[storeWentBack].Code == "" {
-			all.add(storeWentBack, api.SeverityError, text, "nothing: it ends by itself", since)
-		}
 		if v.Held && v.Snapshot.Store.ModRevision == 0 {
-			all.add("store-missing", api.SeverityError, "etcd has no store identity under "+e.keys.All()+": what is held is served on, new nodes wait",
+			all.show("store-missing", api.SeverityError, "etcd has no store identity under "+e.keys.All()+": what is held is served on, new nodes wait",
 				"tenurectl init --after-loss with the network config it had", time.Time{})
 		}
-	}
-	if v.Snapshot != nil {
-		if keys := endless(v.Snapshot); keys != "" {
-			all.add("endless-record", api.SeverityWarning, "records without a lease never end: "+keys, "delete the keys that nobody owns, or keep them as reservations", time.Time{})
+		for code, p := range e.findingsLocked(v) {
+			if _, known := all[code]; !known && (code != duplicateNode || e.conflict == "") {
+				all[code] = p
+			}
 		}
-	}
-	if v.Snapshot != nil && len(v.Snapshot.Faults) > 0 {
-		all.add("bad-record", api.SeverityWarning, "skipped in etcd: "+strings.Join(v.Snapshot.Faults, "; "),
-			"look at the named keys with etcdctl get", time.Time{})
 	}
 	return slices.SortedFunc(maps.Values(all), func(a, b api.Problem) int { return cmp.Compare(a.Code, b.Code) })
-}
-
-// settles says that the store settles, to a node that has not seen it go back:
-// one that was started or away meanwhile.
-func settles(s *Snapshot) (text string, since time.Time) {
-	if s.Settle.ModRevision == 0 {
-		return "", time.Time{}
-	}
-	by := s.Settle.Value
-	return fmt.Sprintf("the store settles (begun by %s: %s): what is held is served on, and nobody acquires a subnet until every holder has shown itself or lapsed", by.Node, by.Why), by.Since
-}
-
-// endless names the subnets whose records hang on no lease.
-func endless(s *Snapshot) string {
-	var keys []string
-	for _, e := range s.Entries {
-		if e.Lease == 0 {
-			keys = append(keys, e.String())
-		}
-	}
-	return strings.Join(keys, ", ")
 }
 
 func (e *Engine) heldSince() time.Time {
@@ -207,6 +176,16 @@ func (p problems) add(code, severity, text, fix string, since time.Time) {
 	at := since.UTC().Format(time.RFC3339)
 	if old, ok := p[code]; ok {
 		at = old.Since
+	}
+	p[code] = api.Problem{Code: code, Severity: severity, Text: text, Since: at, Fix: fix}
+}
+
+// show is add for what is found out anew with every view: whoever shows it knows
+// since when it stands, unless since says so.
+func (p problems) show(code, severity, text, fix string, since time.Time) {
+	at := ""
+	if !since.IsZero() {
+		at = since.UTC().Format(time.RFC3339)
 	}
 	p[code] = api.Problem{Code: code, Severity: severity, Text: text, Since: at, Fix: fix}
 }
