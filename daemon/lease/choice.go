@@ -114,7 +114,7 @@ func (e *Engine) denied(err error) time.Duration {
 	e.update(func() {
 		e.waitLocked("etcd refuses: " + err.Error())
 		e.problems.add(etcdRefuses, api.SeverityError, "etcd answers, but refuses what this node needs: "+err.Error(),
-			"give the user of --etcd-username its rights on the prefix, or free the store's space (etcdctl alarm list); this is tried again by itself", time.Time{})
+			"give the user of --etcd-username its rights on the prefix, or free the store's space (etcdctl alarm list); this is tried again by itself")
 	})
 	return jitter(retryWaiting)
 }
@@ -186,7 +186,7 @@ func (e *Engine) exhausted(ctx context.Context, s *Snapshot, n conf.Network) tim
 	e.update(func() {
 		e.waitLocked(why)
 		e.problems.add(noFreeSubnet, api.SeverityError, why,
-			"wait for a lease to end, release a dead node's subnet, or widen the network", time.Time{})
+			"wait for a lease to end, release a dead node's subnet, or widen the network")
 	})
 	e.dropUnused(ctx)
 	return jitter(retryWaiting)

@@ -140,7 +140,7 @@ func (e *Engine) refuseFor(other Entry, r renewed) {
 			e.log.Error("refused: another machine lives under this node's name", "holder", other.PublicIP, "subnet", other.Subnets, "node", who.Node, "uid", who.UID)
 		}
 		e.started, e.conflict = true, text
-		e.problems.add(duplicateNode, api.SeverityError, text, fix+"; if the other one is gone, this node goes on by itself within three of its renewal intervals", time.Time{})
+		e.problems.add(duplicateNode, api.SeverityError, text, fix+"; if the other one is gone, this node goes on by itself within three of its renewal intervals")
 	})
 }
 

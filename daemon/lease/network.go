@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
-	"time"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -22,7 +21,7 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 		delete(e.problems, "config-refused")
 		if e.network != nil {
 			e.problems.add(configMissing, api.SeverityError, "the key "+e.keys.Config()+" is gone from etcd; "+networkName(*e.network)+" stays in force on this node, new nodes wait",
-				"run tenurectl init with the config it had", time.Time{})
+				"run tenurectl init with the config it had")
 		}
 		return
 	}
@@ -37,7 +36,7 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 			e.log.Error("network config refused, the last good one stays in force", "error", err)
 		}
 		e.problems.add("config-refused", api.SeverityError, "the network config in etcd is refused: "+err.Error(),
-			"repair the etcd key "+e.keys.Config()+"; the last good config stays in force meanwhile", time.Time{})
+			"repair the etcd key "+e.keys.Config()+"; the last good config stays in force meanwhile")
 		return
 	}
 	delete(e.problems, "config-refused")

@@ -50,7 +50,7 @@ func (e *Engine) meetLocked(now Life) (changed bool) {
 		e.forgot = &forgetting{meeting: m, why: why, since: time.Now(), now: now}
 		e.settler = 0
 		e.problems.add(storeWentBack, api.SeverityError, why+"; what this node holds it puts back, and nobody acquires a subnet until every holder has shown itself or lapsed",
-			"nothing, if the store is there to stay; if config or store identity are missing: tenurectl init --after-loss with the config it had", time.Time{})
+			"nothing, if the store is there to stay; if config or store identity are missing: tenurectl init --after-loss with the config it had")
 		e.againLocked()
 	default:
 		// It has been met and is not believed yet, for settle cannot be put into

@@ -169,11 +169,8 @@ func (e *Engine) heldSince() time.Time {
 // problems are those that stand, by code.
 type problems map[string]api.Problem
 
-func (p problems) add(code, severity, text, fix string, since time.Time) {
-	if since.IsZero() {
-		since = time.Now()
-	}
-	at := since.UTC().Format(time.RFC3339)
+func (p problems) add(code, severity, text, fix string) {
+	at := time.Now().UTC().Format(time.RFC3339)
 	if old, ok := p[code]; ok {
 		at = old.Since
 	}
@@ -191,7 +188,7 @@ func (p problems) show(code, severity, text, fix string, since time.Time) {
 }
 
 func (e *Engine) problem(severity, code, text, fix string) {
-	e.update(func() { e.problems.add(code, severity, text, fix, time.Time{}) })
+	e.update(func() { e.problems.add(code, severity, text, fix) })
 }
 
 func (e *Engine) clear(code string) {
