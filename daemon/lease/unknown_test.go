@@ -603,3 +603,32 @@ func TestInheritanceRefusedAfterAnUnknownTry(t *testing.T) {
 	d.waitHeld()
 	stop()
 }
+
+// TestInheritanceRefusedBecauseItWasDone: the first try is kept by the network and
+// commits while the second is on its way. The second is refused, and the lease
+// that both name is the one that the key hangs on.
+func TestInheritanceRefusedBecauseItWasDone(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, strings.Replace(fourSubnets, "5s", "20s", 1))
+	h, p := lossy(t, "n1", s)
+	h.local, h.silent = true, true
+	d := h.start()
+	v := d.waitHeld()
+	d.stop()
+	if err := os.Remove(filepath.Join(h.dir, "node.json")); err != nil {
+		t.Fatal(err)
+	}
+	second := p.Delay(2, subnetKeys(), etcdproxy.Request, time.Second) // and the first, which is kept anyway
+	first := p.CommitLate(1, subnetKeys(), etcdproxy.Fail)
+	stop := h.neverTooLong(c, false)
+	d = h.start()
+	eventually(t, "the second try", func() bool { return second.Hits() == 2 })
+	if err := first.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w := d.waitHeld()
+	if w.Holding.Subnets() != v.Holding.Subnets() || w.Holding.create != v.Holding.create {
+		t.Errorf("holds %s of revision %d, want %s of %d", w.Holding.Subnets(), w.Holding.create, v.Holding.Subnets(), v.Holding.create)
+	}
+	stop()
+}
