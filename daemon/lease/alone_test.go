@@ -11,8 +11,11 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
+	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/test/etcdtest"
 	"github.com/tenure-cni/tenure/test/lab/etcdproxy"
 )
@@ -485,5 +488,354 @@ func TestWaitingNodeRemembersTheStore(t *testing.T) {
 	store, err := decode[Store]("store", etcdtest.Get(t, c, e.keys.Store()).Kvs[0].Value)
 	if m := e.cfg.Memory.Get(); err != nil || m.Store != store.ID || m.Had != store.ID {
 		t.Errorf("node.json has %q, had %q; the store is %q (%v)", m.Store, m.Had, store.ID, err)
+	}
+}
+
+// TestLateSnapshotsAreLookedInto: a list of less than was known, and anything of
+// another store, may be of a store that went back; an event that comes late is not.
+func TestLateSnapshotsAreLookedInto(t *testing.T) {
+	t.Parallel()
+	another := shown(12, false)
+	another.ClusterID++
+	for name, c := range map[string]struct {
+		s    *Snapshot
+		want bool
+	}{"list": {shown(9, true), true}, "event": {shown(9, false), false}, "another store": {another, true}} {
+		_, e, _ := holder(t)
+		e.snapshot = shown(11, true)
+		e.observe(c.s)
+		if e.suspect != c.want || len(e.wake) == 0 == c.want || e.tenancy() == nil {
+			t.Errorf("%s: suspect %t, want %t; %d wakes", name, e.suspect, c.want, len(e.wake))
+		}
+	}
+}
+
+// TestSettleBeginsTheWatchAnew: it may wait for what comes after the revisions of
+// the life before.
+func TestSettleBeginsTheWatchAnew(t *testing.T) {
+	t.Parallel()
+	_, e, _ := holder(t)
+	begun := 0
+	e.rewatch = func() { begun++ }
+	settling := shown(12, true)
+	settling.Settle.ModRevision = 11
+	e.adopt(settling)
+	e.adopt(settling)
+	if begun != 1 {
+		t.Errorf("begun anew %d times", begun)
+	}
+}
+
+// TestConfigOfAStoreThatForgot is not in force before the store settles: how long
+// that takes depends on the one before.
+func TestConfigOfAStoreThatForgot(t *testing.T) {
+	t.Parallel()
+	_, e, _ := holder(t)
+	before := network(t, fourSubnets)
+	now := shown(12, true)
+	now.Config = Versioned[[]byte]{[]byte(tenSeconds), 12}
+	for _, settled := range []bool{false, true} {
+		e.network, e.forgot = &before, &forgetting{settled: settled}
+		e.judgeLocked(now)
+		if got := *e.inForce() != before; got != settled {
+			t.Errorf("settled %t: the new config is in force %t", settled, got)
+		}
+	}
+}
+
+// TestNobodyAcquiresInTheLastGoodNetwork: two nodes may have different ones.
+func TestNobodyAcquiresInTheLastGoodNetwork(t *testing.T) {
+	t.Parallel()
+	_, e, _ := holder(t)
+	n := network(t, fourSubnets)
+	e.network = &n
+	bad := shown(12, true)
+	bad.Config = Versioned[[]byte]{[]byte("{"), 12}
+	if got, err := e.networkInForce(bad)(); err == nil {
+		t.Errorf("%v is taken for the network of a config that is damaged", got)
+	}
+}
+
+// TestDetectionThatFailed is no silence.
+func TestDetectionThatFailed(t *testing.T) {
+	t.Parallel()
+	_, e, held := holder(t)
+	for _, c := range []struct {
+		silent bool
+		err    error
+		want   bool
+	}{{true, nil, true}, {false, nil, false}, {true, errNotJudged, false}} {
+		e.cfg.Silent = func(context.Context, netip.Addr) (bool, error) { return c.silent, c.err }
+		if got := e.undisputed(t.Context(), held.entry()); got != c.want {
+			t.Errorf("silent %t, %v: undisputed %t", c.silent, c.err, got)
+		}
+	}
+}
+
+// TestNothingIsPublishedBeforeTheMachineIsReady to hold a subnet.
+func TestNothingIsPublishedBeforeTheMachineIsReady(t *testing.T) {
+	t.Parallel()
+	_, e, _ := holder(t)
+	n := network(t, fourSubnets)
+	e.network = &n
+	e.cfg.Ready = func() error { return errNotJudged }
+	e.cfg.Publish = func(conf.Network, Subnets, int64) (Record, error) {
+		t.Error("a record was asked for")
+		return Record{}, errNotJudged
+	}
+	e.publish(t.Context())
+}
+
+// TestServedUntilF and no longer.
+func TestServedUntilF(t *testing.T) {
+	t.Parallel()
+	v := View{Held: true, Deadline: time.Minute}
+	for now, want := range map[time.Duration]bool{time.Minute - 1: true, time.Minute: false, time.Hour: false} {
+		if got := v.InDate(now); got != want {
+			t.Errorf("at %s: in date %t", now, got)
+		}
+	}
+}
+
+// TestUnknown: which errors leave open whether a write was done, or will be.
+func TestUnknown(t *testing.T) {
+	t.Parallel()
+	for err, want := range map[error]bool{
+		context.DeadlineExceeded: true, rpctypes.ErrNoLeader: true, rpctypes.ErrTimeout: true, rpctypes.ErrNoSpace: true,
+		rpctypes.ErrPermissionDenied: false, rpctypes.ErrLeaseNotFound: false, rpctypes.ErrCompacted: true,
+	} {
+		if got := unknown(err); got != want {
+			t.Errorf("%v: unknown %t, want %t", err, got, want)
+		}
+	}
+}
+
+// TestConflicts: what another machine may hold under this one's name or identity.
+func TestConflicts(t *testing.T) {
+	t.Parallel()
+	me := self{Memory: Memory{UID: "me"}, node: "n1", dead: map[clientv3.LeaseID]bool{9: true}}
+	for name, c := range map[string]struct {
+		who   Tenant
+		lease clientv3.LeaseID
+		want  bool
+	}{
+		"a stranger":         {Tenant{Node: "n2", UID: "you"}, 4, false},
+		"one name":           {Tenant{Node: "n1", UID: "you"}, 4, true},
+		"one identity":       {Tenant{Node: "n2", UID: "me"}, 4, true},
+		"a tombstone":        {Tenant{Node: "n1"}, 4, false},
+		"without a lease":    {Tenant{Node: "n1", UID: "you"}, 0, false},
+		"asked to end by it": {Tenant{Node: "n1", UID: "me"}, 9, false},
+	} {
+		if got := me.conflicts(Entry{Lease: c.lease, Record: Record{Tenure: &c.who}}); got != c.want {
+			t.Errorf("%s: conflicts %t", name, got)
+		}
+	}
+}
+
+// TestOneLeaseForEveryTry: a try whose outcome is unknown leaves its lease alive,
+// for the key may come to hang on it, and the next one names the same.
+func TestOneLeaseForEveryTry(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		writes etcdproxy.Match
+		try    func(*Engine, tenancy, *Snapshot)
+	}{
+		"put back": {subnetKeys(), func(e *Engine, held tenancy, s *Snapshot) { e.reassert(t.Context(), held, s) }},
+		"settle": {etcdproxy.Puts(NewKeys(prefix).Settle()), func(e *Engine, _ tenancy, s *Snapshot) {
+			e.forgot = &forgetting{}
+			e.settle(t.Context(), s)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, client := cluster(t, fourSubnets)
+			_, e, held := holder(t)
+			p := etcdproxy.Start(t, s.Endpoint)
+			e.client = etcdtest.Client(t, p.URL())
+			n := network(t, fourSubnets)
+			e.network = &n
+			kept := p.CommitLate(2, c.writes, etcdproxy.Fail)
+			seen, err := list(t.Context(), client, newMirror(e.keys), maxCall)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.try(e, held, seen)
+			c.try(e, held, seen)
+			if l, err := client.Leases(t.Context()); err != nil || len(l.Leases) != 1 || kept.Hits() != 2 {
+				t.Errorf("after %d tries there are the leases %q, %v", kept.Hits(), leasesOf(l), err)
+			}
+		})
+	}
+}
+
+// TestNumberDoesNotGoBack with the store: the own key is found as it was before
+// this node came to own the subnet by a later number.
+func TestNumberDoesNotGoBack(t *testing.T) {
+	t.Parallel()
+	_, c := cluster(t, strings.Replace(fourSubnets, "5s", "60s", 1))
+	h, e, held := holder(t)
+	e.client = c
+	n := network(t, strings.Replace(fourSubnets, "5s", "60s", 1))
+	e.network = &n
+	put(t, c, e.keys.Subnet(held.subnets), holding(Tenant{Node: "n1", UID: held.record.Tenant().UID, Boot: h.boot, Epoch: 5}), clientv3.WithLease(granted(t, c)))
+	seen, err := list(t.Context(), c, newMirror(e.keys), maxCall)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry, _ := seen.Entry(held.subnets)
+	e.retake(t.Context(), held, entry, seen)
+	kv := etcdtest.Get(t, c, e.keys.Subnet(held.subnets)).Kvs[0]
+	if r, err := DecodeRecord(kv.Value); err != nil || r.Tenant().Epoch != held.Epoch() || clientv3.LeaseID(kv.Lease) != entry.Lease {
+		t.Errorf("the record is %+v under %x, %v; the number was %d", r.Tenant(), kv.Lease, err, held.Epoch())
+	}
+}
+
+// TestBirthComparesWhatItRead: every write of it.
+func TestBirthComparesWhatItRead(t *testing.T) {
+	t.Parallel()
+	_, c := cluster(t, fourSubnets)
+	k := NewKeys(prefix)
+	mod := func(key string) int64 { return etcdtest.Get(t, c, key).Kvs[0].ModRevision }
+	remove := func(key string) {
+		if _, err := c.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config, store := mod(k.Config()), mod(k.Store())
+	for name, f := range map[string]fenced{
+		"birth":       birth(k, []byte(fourSubnets), Store{ID: "late"}),
+		"adopt":       adopt(k, config, Store{ID: "late"}),
+		"reconfigure": reconfigure(k, store, []byte(tenSeconds)),
+	} {
+		if succeeds(t, c, f) {
+			t.Errorf("%s: written over a born cluster", name)
+		}
+	}
+	remove(k.Store())
+	if succeeds(t, c, adopt(k, config-1, Store{ID: "late"})) {
+		t.Error("a store was added to another config than the one that was read")
+	}
+	put(t, c, k.Store(), `{"ID":"another"}`)
+	remove(k.Config())
+	if succeeds(t, c, reconfigure(k, store, []byte(tenSeconds))) {
+		t.Error("a config was written into another store than the one that was read")
+	}
+	op, err := putSettle(k, granted(t, c), Settle{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := putSettleAlone(t.Context(), c, k, op, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := putSettleAlone(t.Context(), c, k, op, 0); !errors.Is(err, errLostRace) {
+		t.Errorf("settle was put over one that was not read: %v", err)
+	}
+}
+
+// TestStand: how what a list shows relates to what is held.
+func TestStand(t *testing.T) {
+	t.Parallel()
+	_, _, held := holder(t)
+	past := []Transition{{UID: "you", Node: "n2", Epoch: 6}}
+	of := func(f func(*Entry)) []Entry {
+		e := held.foreign(12)
+		f(&e)
+		return []Entry{e}
+	}
+	for name, c := range map[string]struct {
+		entries []Entry
+		want    standing
+	}{
+		"own":                     {[]Entry{held.entry()}, ours},
+		"own under another lease": {of(func(e *Entry) { e.Tenure = held.record.Tenure }), moved},
+		"none":                    {nil, gone},
+		"of the owner before":     {of(func(e *Entry) { e.Tenure.Epoch = 6 }), earlier},
+		"of that owner, later":    {of(func(e *Entry) { e.Tenure.Epoch = 8 }), foreign},
+		"a stranger's":            {of(func(e *Entry) { e.Tenure.UID = "they" }), foreign},
+		"an overlapping one":      {of(func(e *Entry) { e.Subnets = v4("10.5.0.0/23") }), foreign},
+		"another subnet":          {of(func(e *Entry) { e.Subnets = v4("10.5.2.0/24") }), gone},
+	} {
+		if got, _ := stand(held.Holding, past, shown(12, true, c.entries...)); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// TestOwnersBefore are those of the ownership that is held, not of one of its own
+// earlier or later ones.
+func TestOwnersBefore(t *testing.T) {
+	t.Parallel()
+	_, _, held := holder(t)
+	own := held.record.Tenant()
+	before := Owner{Transition: Transition{UID: own.UID, Epoch: 5}, History: []Transition{{UID: "you", Epoch: 4}}}
+	now := before.succeed(Transition{UID: own.UID, Epoch: own.Epoch})
+	if len(now.History) != 2 || now.History[1].Epoch != 5 {
+		t.Errorf("an ownership by a later number came after %+v", now.History)
+	}
+	for name, o := range map[string]Owner{"this one": now, "an earlier one": before} {
+		s := shown(12, true)
+		s.Owners = map[string]Versioned[Owner]{held.subnets.ownerKey(): {o, 3}}
+		want := name == "this one"
+		if got := s.before(held.Holding, nil); (len(got) == 2) != want || !want && got != nil {
+			t.Errorf("%s: the owners before are %+v", name, got)
+		}
+	}
+}
+
+// TestNothingIsStrandedByAReboot: no pod outlives a boot.
+func TestNothingIsStrandedByAReboot(t *testing.T) {
+	t.Parallel()
+	for _, rebooted := range []bool{false, true} {
+		h, e, held := holder(t)
+		e.remember(held.Holding)
+		if rebooted {
+			h.boot = "later"
+		}
+		later := h.engine()
+		later.fence = h.fence
+		later.notResumed("the test says so")
+		if former := later.lostSubnet(); former.IsZero() != rebooted {
+			t.Errorf("rebooted %t: pods are stranded on %s", rebooted, former)
+		}
+	}
+}
+
+// denying is a connection to an etcd that shows keys under leases which it denies
+// to know: they have run out, and their keys have yet to go.
+type denying struct{ grpc.ClientStream }
+
+func (d denying) RecvMsg(m any) error {
+	err := d.ClientStream.RecvMsg(m)
+	if r, ok := m.(*pb.LeaseKeepAliveResponse); ok {
+		r.TTL = 0
+	}
+	return err
+}
+
+// TestDeniedLeaseIsNotResumedAgain and again: its key is left to go.
+func TestDeniedLeaseIsNotResumedAgain(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, fourSubnets)
+	h, e, held := holder(t)
+	client, err := Dial(conf.Etcd{Endpoints: []string{s.Endpoint}}, grpc.WithChainStreamInterceptor(
+		func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			stream, err := next(ctx, desc, cc, method, opts...)
+			return denying{stream}, err
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	e.client, e.held, e.known = client, nil, Life{}
+	lease := granted(t, c)
+	put(t, c, e.keys.Subnet(held.subnets), holding(held.record.Tenant()), clientv3.WithLease(lease))
+	for range 3 {
+		e.look(t.Context())
+	}
+	if n := h.log.lines("resuming own subnet"); n != 1 || h.fence.closes() == 0 {
+		t.Errorf("resumed %d times, closed %d times", n, h.fence.closes())
+	}
+	if kvs := etcdtest.Get(t, c, e.keys.Subnet(held.subnets)).Kvs; len(kvs) != 1 || kvs[0].Version != 1 || clientv3.LeaseID(kvs[0].Lease) != lease {
+		t.Errorf("the key was touched: %v", kvs)
 	}
 }

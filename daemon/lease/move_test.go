@@ -28,8 +28,9 @@ func TestTTLChange(t *testing.T) {
 		from, to string
 		want     time.Duration
 	}{
-		"shorter": {`"LeaseTTL":"9s"`, short, 6 * time.Second},
-		"longer":  {short, long, time.Minute},
+		"shorter":          {`"LeaseTTL":"9s"`, short, 6 * time.Second},
+		"longer":           {short, long, time.Minute},
+		"of two that last": {long, `"LeaseTTL":"40s"`, 40 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -39,6 +40,8 @@ func TestTTLChange(t *testing.T) {
 			v := d.waitHeld()
 			stop := h.openAllAlong()
 			put(t, client, NewKeys(prefix).Config(), config(c.to))
+			d.wait("the config", func(v View) bool { return v.Network.LeaseTTL == c.want })
+			d.Touch()
 			w := d.wait("the new length", func(v View) bool { return v.State == api.StateHeld && v.Holding.TTL() == c.want })
 			if w.Holding.Subnets() != v.Holding.Subnets() || w.Holding.create != v.Holding.create || w.Holding.LeaseID() == v.Holding.LeaseID() {
 				t.Errorf("%s of revision %d under %x, was %s of %d under %x", w.Holding.Subnets(), w.Holding.create, w.Holding.LeaseID(),
