@@ -583,7 +583,7 @@ func TestInheritanceRefusedAfterAnUnknownTry(t *testing.T) {
 	}
 	first := p.CommitLate(1, subnetKeys(), etcdproxy.Fail)
 	tries := 0
-	p.Delay(1, func(method string, request any) bool {
+	second := p.Delay(1, func(method string, request any) bool {
 		if subnetKeys()(method, request) {
 			tries++
 		}
@@ -591,7 +591,8 @@ func TestInheritanceRefusedAfterAnUnknownTry(t *testing.T) {
 	}, etcdproxy.Request, 2*time.Second)
 	stop := h.neverTooLong(c, false)
 	d = h.start()
-	eventually(t, "the first try", func() bool { return first.Hits() == 1 })
+	// News would make it look, and wait, before it tries again.
+	eventually(t, "the second try", func() bool { return first.Hits() == 1 && second.Hits() == 1 })
 	put(t, c, NewKeys(prefix).Settle(), "refuses the second try")
 	d.wait("settling", func(v View) bool { return v.State == api.StateWaiting && strings.Contains(v.Reason, "settling") })
 	if _, err := c.Delete(t.Context(), NewKeys(prefix).Settle()); err != nil {
