@@ -53,8 +53,11 @@ func TestUnusedLeaseOfAnotherLength(t *testing.T) {
 	eventually(t, "a grant", func() bool { return r.Hits() > 0 })
 	put(t, c, NewKeys(prefix).Config(), fourSubnets)
 	r.Remove()
-	d.wait("the new length", func(v View) bool { return v.State == api.StateHeld && v.Holding.TTL() == 5*time.Second })
+	v := d.wait("the new length", func(v View) bool { return v.State == api.StateHeld && v.Holding.TTL() == 5*time.Second })
 	d.calm(c)
+	if kv := etcdtest.Get(t, c, NewKeys(prefix).Subnet(v.Holding.Subnets())).Kvs[0]; kv.Version != 1 {
+		t.Errorf("the key was written %d times: it hung on a lease of the old length first", kv.Version)
+	}
 }
 
 // TestLosingLeavesNoLease: the key is gone, and so is the lease it hung on, which
@@ -231,6 +234,9 @@ func TestFenceThatCannotBeClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
+	if f, _ := h.fence.Deadline(); f > bootClock() {
+		t.Errorf("it has left, and the fence is open for another %s", f-bootClock())
+	}
 	resp, err := c.TimeToLive(t.Context(), v.Holding.LeaseID())
 	if err != nil || resp.TTL > 0 {
 		t.Errorf("the lease lives on: %v, %v", resp, err)

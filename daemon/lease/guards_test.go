@@ -61,6 +61,18 @@ func TestEveryWriteYieldsToWhatItHasNotRead(t *testing.T) {
 			}
 		}
 	}
+	// What another store shows at the same revision, under a lease of its own.
+	for name, write := range writes {
+		h := holdingOn(t, c, granted(t, c))
+		h.lease = granted(t, c)
+		f, err := write(h, read())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if succeeds(t, c, f) {
+			t.Errorf("%s over a key under another lease", name)
+		}
+	}
 	// What is compared besides the key.
 	for name, write := range writes {
 		for what, meanwhile := range map[string]struct {
@@ -391,6 +403,13 @@ func TestSettleLastsAsLongAsAnyFenceMayBeOpen(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, stored, 70 * time.Second},
+		"remembered config": {func(e *Engine) {
+			m := e.cfg.Memory.Get()
+			m.Config = config("80s")
+			if err := e.cfg.Memory.Save(m); err != nil {
+				t.Fatal(err)
+			}
+		}, stored, 80 * time.Second},
 	} {
 		e := newHost(t, "n1", "http://192.0.2.1:2379").engine()
 		c.set(e)

@@ -270,3 +270,106 @@ func TestMeet(t *testing.T) {
 		}
 	}
 }
+
+// TestTwoNewcomersOfOneName find it free at the same instant. The one that commits
+// first stays; the other gives its subnet back before its fence has opened.
+func TestTwoNewcomersOfOneName(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, strings.Replace(wide, "5s", "60s", 1))
+	var both sync.WaitGroup
+	both.Add(2)
+	var hosts []*host
+	var daemons []*daemon
+	for range 2 {
+		h := newHost(t, "n1", s.Endpoint)
+		var at steps
+		at.on("before the acquire", func() { both.Done(); both.Wait() })
+		h.step = at.reached
+		hosts, daemons = append(hosts, h), append(daemons, h.start())
+	}
+	states := func() (held, refused int) {
+		for i, d := range daemons {
+			switch d.View().State {
+			case api.StateHeld:
+				held = i
+			case api.StateRefused:
+				refused = i
+			default:
+				return 0, 0
+			}
+		}
+		return held, refused
+	}
+	eventually(t, "one to hold a subnet, and the other to be refused", func() bool { a, b := states(); return a != b })
+	held, refused := states()
+	first := daemons[held].View().Holding
+	if f, live := hosts[refused].fence.fenceAndSubnet(); f != 0 || !live.IsZero() {
+		t.Errorf("the second one's fence was open for %s", live)
+	}
+	ev := <-c.Watch(t.Context(), first.keys.subnets(), clientv3.WithPrefix(), clientv3.WithRev(1))
+	if kv := ev.Events[0].Kv; clientv3.LeaseID(kv.Lease) != first.lease {
+		t.Errorf("%s was first, under %x, and %s under %x is held", kv.Key, kv.Lease, first.subnets, int64(first.lease))
+	}
+	daemons[held].calm(c)
+}
+
+// TestEveryHolderOfTheNameIsLookedAt: one that is gone hides none that lives.
+func TestEveryHolderOfTheNameIsLookedAt(t *testing.T) {
+	t.Parallel()
+	_, c := cluster(t, fourSubnets)
+	gone := Entry{Subnets: v4("10.5.0.0/24"), Lease: 4711, Record: Record{Tenure: &Tenant{Node: "n1", UID: "gone"}}}
+	lives := Entry{Subnets: v4("10.5.3.0/24"), Lease: granted(t, c), Record: Record{Tenure: &Tenant{Node: "n1", UID: "lives"}}}
+	for name, others := range map[string][]Entry{"first": {lives, gone}, "last": {gone, lives}, "gone": {gone}} {
+		e := newHost(t, "n1", "http://192.0.2.1:2379").engine()
+		e.client = c
+		_, free := e.identified(t.Context(), others)
+		if v := e.View(); free != (name == "gone") || hasProblem(v, duplicateNode) == free {
+			t.Errorf("%s: free to go on %t, %s because %q", name, free, v.State, v.Reason)
+		}
+	}
+}
+
+// TestCloneTakesANewIdentity once the machine that it is a copy of is gone.
+func TestCloneTakesANewIdentity(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, strings.Replace(fourSubnets, "5s", "60s", 1))
+	first := newHost(t, "n1", s.Endpoint)
+	d := first.start()
+	v := d.waitHeld()
+	clone := newHost(t, "n1", s.Endpoint)
+	clone.boot, clone.dir = "another machine", t.TempDir()
+	if err := os.CopyFS(clone.dir, os.DirFS(first.dir)); err != nil {
+		t.Fatal(err)
+	}
+	later := clone.start()
+	later.wait("refused", func(v View) bool { return v.State == api.StateRefused })
+	d.stop()
+	if _, err := c.Revoke(t.Context(), v.Holding.LeaseID()); err != nil {
+		t.Fatal(err)
+	}
+	w := later.waitHeld()
+	if old := v.Holding.Record().Tenant().UID; w.Holding.Record().Tenant().UID == old || w.UID == old || later.cfg.Memory.Get().UID != w.UID {
+		t.Errorf("the clone holds %s as %s, the other machine was %s", w.Holding.Subnets(), w.UID, old)
+	}
+}
+
+// TestEndsNext names the lease that ends first, wherever it stands in the list.
+func TestEndsNext(t *testing.T) {
+	t.Parallel()
+	_, c := cluster(t, fourSubnets)
+	at := func(subnet string, ttl time.Duration) Entry {
+		id := newLeaseID()
+		if _, err := grant(t.Context(), c, id, ttl, maxCall); err != nil {
+			t.Fatal(err)
+		}
+		return Entry{Subnets: v4(subnet), Lease: id, Record: Record{Tenure: &Tenant{Node: "n2", UID: "you"}}}
+	}
+	soon, later := at("10.5.1.0/24", time.Minute), at("10.5.2.0/24", time.Hour)
+	for _, entries := range [][]Entry{{soon, later}, {later, soon}, {{Subnets: v4("10.5.3.0/24")}, soon}} {
+		e := newHost(t, "n1", "http://192.0.2.1:2379").engine()
+		e.client = c
+		if text := e.endsNext(t.Context(), &Snapshot{Entries: entries}); !strings.Contains(text, "10.5.1.0/24") {
+			t.Errorf("it says %q", text)
+		}
+	}
+}

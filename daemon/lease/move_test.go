@@ -14,6 +14,7 @@ import (
 
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/test/etcdtest"
+	"github.com/tenure-cni/tenure/test/lab/etcdproxy"
 )
 
 // TestTTLChange: a new LeaseTTL moves the key to a lease of that length, in
@@ -27,8 +28,9 @@ func TestTTLChange(t *testing.T) {
 		from, to string
 		want     time.Duration
 	}{
-		"shorter": {`"LeaseTTL":"9s"`, short, 6 * time.Second},
-		"longer":  {short, long, time.Minute},
+		"shorter":          {`"LeaseTTL":"9s"`, short, 6 * time.Second},
+		"longer":           {short, long, time.Minute},
+		"of two that last": {long, `"LeaseTTL":"40s"`, 40 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -38,6 +40,8 @@ func TestTTLChange(t *testing.T) {
 			v := d.waitHeld()
 			stop := h.openAllAlong()
 			put(t, client, NewKeys(prefix).Config(), config(c.to))
+			d.wait("the config", func(v View) bool { return v.Network.LeaseTTL == c.want })
+			d.Touch()
 			w := d.wait("the new length", func(v View) bool { return v.State == api.StateHeld && v.Holding.TTL() == c.want })
 			if w.Holding.Subnets() != v.Holding.Subnets() || w.Holding.create != v.Holding.create || w.Holding.LeaseID() == v.Holding.LeaseID() {
 				t.Errorf("%s of revision %d under %x, was %s of %d under %x", w.Holding.Subnets(), w.Holding.create, w.Holding.LeaseID(),
@@ -254,5 +258,49 @@ func TestConnectedHolderOfATombstone(t *testing.T) {
 	}
 	if !strings.Contains(w.LostWhy, "n1") {
 		t.Errorf("lost because %q", w.LostWhy)
+	}
+}
+
+// TestReleaseTwice: a tombstone is not put under yet another lease, which would
+// make the subnet's quarantine begin anew.
+func TestReleaseTwice(t *testing.T) {
+	t.Parallel()
+	_, c := cluster(t, fourSubnets)
+	h := holdingOn(t, c, granted(t, c))
+	put(t, c, h.keys.Subnet(h.subnets), holding(Tenant{Node: "n1", UID: "u"}), clientv3.WithLease(h.lease))
+	if _, err := Release(t.Context(), c, prefix, "n1", false); err != nil {
+		t.Fatal(err)
+	}
+	before := etcdtest.Get(t, c, h.keys.Subnet(h.subnets)).Kvs[0]
+	if _, err := Release(t.Context(), c, prefix, "n1", false); !errors.Is(err, ErrReleased) {
+		t.Errorf("the second time: %v", err)
+	}
+	if now := etcdtest.Get(t, c, h.keys.Subnet(h.subnets)).Kvs[0]; now.Lease != before.Lease || now.Version != before.Version {
+		t.Errorf("the tombstone was written again: %v", now)
+	}
+}
+
+// TestReleaseOfAMachineThatIsOff deletes what was read, and not what has come to
+// stand there since.
+func TestReleaseOfAMachineThatIsOff(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, fourSubnets)
+	h := holdingOn(t, c, granted(t, c))
+	key := h.keys.Subnet(h.subnets)
+	put(t, c, key, holding(Tenant{Node: "n1", UID: "u"}), clientv3.WithLease(h.lease))
+	p := etcdproxy.Start(t, s.Endpoint)
+	first := p.Delay(1, deletes(key), etcdproxy.Request, time.Second)
+	done := make(chan error, 1)
+	go func() {
+		_, err := Release(t.Context(), etcdtest.Client(t, p.URL()), prefix, "n1", true)
+		done <- err
+	}()
+	eventually(t, "the first try", func() bool { return first.Hits() == 1 })
+	put(t, c, key, holding(Tenant{Node: "n2", UID: "you"}), clientv3.WithLease(granted(t, c)))
+	if err := <-done; !errors.Is(err, ErrNoSuchHolder) {
+		t.Errorf("released: %v", err)
+	}
+	if len(etcdtest.Get(t, c, key).Kvs) == 0 {
+		t.Error("the next tenant's key was deleted")
 	}
 }

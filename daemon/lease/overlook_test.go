@@ -10,26 +10,31 @@ import (
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/test/lab/proxy"
 )
 
 // wentBack is a node that has seen a write by its watch alone, and whose etcd is
 // put back to before that write. It does not prove anything by itself meanwhile.
-func wentBack(t *testing.T) (*daemon, *clientv3.Client) {
+// It is cut off until then.
+func wentBack(t *testing.T) (*daemon, *clientv3.Client, *proxy.Proxy) {
 	s, c := cluster(t, `{"Network":"10.5.0.0/22","SubnetLen":24,"LeaseTTL":"90s"}`)
-	d := newHost(t, "n1", s.Endpoint).start()
+	p := newProxy(t, s.Endpoint)
+	d := newHost(t, "n1", "http://"+p.Addr()).start()
 	v := d.waitHeld()
 	backup := s.Backup(t)
 	put(t, c, NewKeys(prefix).All()+"noise", "so that the backup is older")
 	d.wait("the write is seen", func(w View) bool { return w.Snapshot.Revision > v.Snapshot.Revision })
+	p.Cut()
 	s.Restore(t, backup)
-	return d, c
+	return d, c, p
 }
 
 // TestWhatTheWatchHasSeenCounts: a store that lost only what no proof has shown
 // yet went back all the same.
 func TestWhatTheWatchHasSeenCounts(t *testing.T) {
 	t.Parallel()
-	d, _ := wentBack(t)
+	d, _, p := wentBack(t)
+	p.Restore()
 	d.Touch()
 	d.wait("knows that the store went back", func(v View) bool { return hasProblem(v, storeWentBack) && v.Settling })
 }
@@ -39,12 +44,13 @@ func TestWhatTheWatchHasSeenCounts(t *testing.T) {
 // that. The next proof shows settle, and the node looks anew.
 func TestSettleThatTheWatchMissed(t *testing.T) {
 	t.Parallel()
-	d, c := wentBack(t)
+	d, c, p := wentBack(t)
 	if _, err := InitAfterLoss(t.Context(), c, prefix, []byte(tenSeconds), time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	put(t, c, NewKeys(prefix).All()+"noise", "past what was known")
 	put(t, c, NewKeys(prefix).All()+"noise", "and again")
+	p.Restore()
 	d.Touch()
 	d.wait("sees settle", func(v View) bool { return v.Settling && v.Snapshot.Settle.ModRevision != 0 })
 }

@@ -343,6 +343,10 @@ func TestDecide(t *testing.T) {
 		{"free", &born, "acquire"},
 		{"own key, this boot", with(func(s *Snapshot) { s.Entries = own("me", "now", 4) }), "resume"},
 		{"own key, this boot, settling", with(func(s *Snapshot) { s.Entries, s.Settle.ModRevision = own("me", "now", 4), 5 }), "wait"},
+		{"own key, another boot, address here, settling", with(func(s *Snapshot) {
+			s.Entries, s.Settle.ModRevision = own("me", "then", 4), 5
+			s.Entries[0].PublicIP = netip.MustParseAddr("192.0.2.10")
+		}), "wait"},
 		{"own key, another boot", with(func(s *Snapshot) { s.Entries = own("me", "then", 4) }), "acquire"},
 		{"own key, another boot, address here", with(func(s *Snapshot) {
 			s.Entries = own("me", "then", 4)
@@ -369,6 +373,39 @@ func TestDecide(t *testing.T) {
 		}
 		if got != c.want {
 			t.Errorf("%s: %s (%+v), want %s", c.name, got, d, c.want)
+		}
+	}
+	settling := with(func(s *Snapshot) { s.Entries, s.Settle.ModRevision = own("me", "now", 4), 5 })
+	if d := decide(settling, self{Memory: Memory{UID: "me"}, boot: "now", open: true, local: here, flannel: no}, good); d.resume == nil {
+		t.Error("the own key was not resumed under an open fence while settle stands")
+	}
+	// Nothing is inherited where nothing may be acquired.
+	for name, c := range map[string]struct {
+		s   *Snapshot
+		err error
+	}{
+		"no config":  {with(func(s *Snapshot) { s.Config.ModRevision = 0 }), nil},
+		"bad config": {with(func(*Snapshot) {}), errNotJudged},
+		"no store":   {with(func(s *Snapshot) { s.Store.ModRevision = 0 }), nil},
+		"settling":   {with(func(s *Snapshot) { s.Settle.ModRevision = 5 }), nil},
+		"":           {with(func(*Snapshot) {}), nil},
+	} {
+		c.s.Entries = own("before", "then", 4)
+		c.s.Entries[0].PublicIP = netip.MustParseAddr("192.0.2.10")
+		me := self{Memory: Memory{UID: "me"}, node: "x", boot: "now", local: here, flannel: no, running: func(string) bool { return false }}
+		if d := decide(c.s, me, func() (*conf.Network, error) { return &n, c.err }); (d.inherit != nil) != (name == "") {
+			t.Errorf("%s: inherits %+v", name, d.inherit)
+		}
+	}
+	// Of two own keys, the one that is remembered, wherever it stands.
+	for _, last := range []string{"10.5.2.0-24", "10.5.3.0-24"} {
+		two := with(func(s *Snapshot) {
+			s.Entries = append(own("me", "now", 4), own("me", "now", 5)...)
+			s.Entries[0].Subnets = Subnets{V4: netip.MustParsePrefix("10.5.2.0/24")}
+		})
+		me := self{Memory: Memory{UID: "me", Held: &MemoryOfHolding{Subnet: last}}, boot: "now", local: here, flannel: no}
+		if d := decide(two, me, good); d.resume == nil || d.resume.Key() != last {
+			t.Errorf("resumes %+v, remembered is %s", d.resume, last)
 		}
 	}
 	if d := decide(&born, self{Memory: Memory{UID: "me"}, boot: "now", local: here, flannel: no}, func() (*conf.Network, error) { return nil, errNotJudged }); d.wait == "" {

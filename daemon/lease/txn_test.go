@@ -116,6 +116,10 @@ func TestProofTellsOneLifeOfAKeyFromTheNext(t *testing.T) {
 		t.Fatal("a holding that stands is not proven")
 	}
 	key := h.keys.Subnet(h.subnets)
+	put(t, c, key, anyRecord, clientv3.WithLease(granted(t, c)))
+	if succeeds(t, c, h.proof()) {
+		t.Error("a key under another lease was proven")
+	}
 	if _, err := c.Delete(t.Context(), key); err != nil {
 		t.Fatal(err)
 	}

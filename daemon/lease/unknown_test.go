@@ -583,7 +583,7 @@ func TestInheritanceRefusedAfterAnUnknownTry(t *testing.T) {
 	}
 	first := p.CommitLate(1, subnetKeys(), etcdproxy.Fail)
 	tries := 0
-	p.Delay(1, func(method string, request any) bool {
+	second := p.Delay(1, func(method string, request any) bool {
 		if subnetKeys()(method, request) {
 			tries++
 		}
@@ -591,7 +591,8 @@ func TestInheritanceRefusedAfterAnUnknownTry(t *testing.T) {
 	}, etcdproxy.Request, 2*time.Second)
 	stop := h.neverTooLong(c, false)
 	d = h.start()
-	eventually(t, "the first try", func() bool { return first.Hits() == 1 })
+	// News would make it look, and wait, before it tries again.
+	eventually(t, "the second try", func() bool { return first.Hits() == 1 && second.Hits() == 1 })
 	put(t, c, NewKeys(prefix).Settle(), "refuses the second try")
 	d.wait("settling", func(v View) bool { return v.State == api.StateWaiting && strings.Contains(v.Reason, "settling") })
 	if _, err := c.Delete(t.Context(), NewKeys(prefix).Settle()); err != nil {
@@ -601,5 +602,34 @@ func TestInheritanceRefusedAfterAnUnknownTry(t *testing.T) {
 		t.Error(err)
 	}
 	d.waitHeld()
+	stop()
+}
+
+// TestInheritanceRefusedBecauseItWasDone: the first try is kept by the network and
+// commits while the second is on its way. The second is refused, and the lease
+// that both name is the one that the key hangs on.
+func TestInheritanceRefusedBecauseItWasDone(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, strings.Replace(fourSubnets, "5s", "20s", 1))
+	h, p := lossy(t, "n1", s)
+	h.local, h.silent = true, true
+	d := h.start()
+	v := d.waitHeld()
+	d.stop()
+	if err := os.Remove(filepath.Join(h.dir, "node.json")); err != nil {
+		t.Fatal(err)
+	}
+	second := p.Delay(2, subnetKeys(), etcdproxy.Request, time.Second) // and the first, which is kept anyway
+	first := p.CommitLate(1, subnetKeys(), etcdproxy.Fail)
+	stop := h.neverTooLong(c, false)
+	d = h.start()
+	eventually(t, "the second try", func() bool { return second.Hits() == 2 })
+	if err := first.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w := d.waitHeld()
+	if w.Holding.Subnets() != v.Holding.Subnets() || w.Holding.create != v.Holding.create {
+		t.Errorf("holds %s of revision %d, want %s of %d", w.Holding.Subnets(), w.Holding.create, v.Holding.Subnets(), v.Holding.create)
+	}
 	stop()
 }

@@ -1,0 +1,73 @@
+package lease
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tenure-cni/tenure/test/etcdtest"
+	"github.com/tenure-cni/tenure/test/lab/etcdproxy"
+)
+
+// TestWatcherTellsThatEtcdIsBack before anything that it shows then.
+func TestWatcherTellsThatEtcdIsBack(t *testing.T) {
+	t.Parallel()
+	s, _ := cluster(t, fourSubnets)
+	p := etcdproxy.Start(t, s.Endpoint)
+	lost := p.DropReply(1, etcdproxy.Method(pb.KV_Range_FullMethodName), etcdproxy.Silence)
+	var back atomic.Int64
+	first := make(chan int64, 1)
+	w := NewWatcher(etcdtest.Client(t, p.URL()), NewKeys(prefix), slogOf(newHost(t, "n1", p.URL())), func(*Snapshot) {
+		select {
+		case first <- back.Load():
+		default:
+		}
+	}, func() { back.Add(1) })
+	w.call = 200 * time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); w.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	if n := <-first; n != 1 || lost.Hits() != 1 {
+		t.Errorf("told %d times before the first snapshot; %d lists lost", n, lost.Hits())
+	}
+}
+
+// TestWatchTakesEveryAnswer: those that have piled up become few snapshots, and
+// none of them is lost, also where there are more than one snapshot takes in.
+func TestWatchTakesEveryAnswer(t *testing.T) {
+	t.Parallel()
+	const answers = 2*takeMost + 7
+	k := NewKeys(prefix)
+	events := make(chan clientv3.WatchResponse, answers)
+	for i := range answers {
+		kv := &mvccpb.KeyValue{Key: []byte(k.Reservation(v4("10.5." + string(rune('0'+i%10)) + ".0/24"))),
+			Value: []byte(`{"Node":"n1"}`), ModRevision: int64(i + 1)}
+		events <- clientv3.WatchResponse{Header: &pb.ResponseHeader{}, Events: []*clientv3.Event{{Type: clientv3.EventTypePut, Kv: kv}}}
+	}
+	var shown []*Snapshot
+	w := NewWatcher(nil, k, slogOf(newHost(t, "n1", "")), func(s *Snapshot) { shown = append(shown, s) }, func() {})
+	m := newMirror(k)
+	for len(events) > 0 {
+		left := len(events)
+		if again, err := w.take(m, events, <-events); again || err != nil {
+			t.Fatalf("again %t, %v", again, err)
+		}
+		if took := left - len(events); shown[len(shown)-1].Revision != int64(answers-len(events)) || took > takeMost+1 {
+			t.Errorf("revision %d after %d answers, %d of them taken at once", shown[len(shown)-1].Revision, answers-len(events), took)
+		}
+	}
+	for name, r := range shown[len(shown)-1].Reservations {
+		if r.ModRevision <= answers-10 {
+			t.Errorf("%s is of revision %d, which was written over", name, r.ModRevision)
+		}
+	}
+	if len(shown) != 3 {
+		t.Errorf("%d snapshots of %d answers", len(shown), answers)
+	}
+}
