@@ -153,7 +153,7 @@ func TestPlanKeepsPeers(t *testing.T) {
 			listed := slices.ContainsFunc(want.Peers, func(q dataplane.Peer) bool { return p.MAC == q.MAC })
 			switch {
 			case listed || missingOf(start, name, p, true) != "" || p.PublicIP == want.Vxlan.Local:
-			case want.KeepPeers && !claimedIn(want, p.Subnet):
+			case want.KeepPeers && !claimedIn(want, start, p.Subnet):
 				keep = append(keep, p)
 			default:
 				drop = append(drop, p)
@@ -195,7 +195,7 @@ func peersIn(s dataplane.State, link string) []dataplane.Peer {
 	return out
 }
 
-func claimedIn(want dataplane.Desired, subnet netip.Prefix) bool {
+func claimedIn(want dataplane.Desired, have dataplane.State, subnet netip.Prefix) bool {
 	claims := append([]netip.Prefix{want.Vxlan.Addr}, want.Claims...)
 	for _, p := range want.Peers {
 		claims = append(claims, p.Subnet)
@@ -203,6 +203,12 @@ func claimedIn(want dataplane.Desired, subnet netip.Prefix) bool {
 	for _, g := range want.Bridge.Gateways {
 		if !g.IsSingleIP() {
 			claims = append(claims, g)
+		}
+	}
+	for _, f := range want.Bridge.Former {
+		single := dataplane.Addr{Link: want.BridgeName(), Prefix: netip.PrefixFrom(f.Gateway.Addr(), 32)}
+		if _, found := have.Addrs[single]; !found {
+			claims = append(claims, f.Gateway) // in its whole form
 		}
 	}
 	return slices.ContainsFunc(claims, subnet.Overlaps)

@@ -610,28 +610,6 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// TestConflicts: what another machine may hold under this one's name or identity.
-func TestConflicts(t *testing.T) {
-	t.Parallel()
-	me := self{Memory: Memory{UID: "me"}, node: "n1", dead: map[clientv3.LeaseID]bool{9: true}}
-	for name, c := range map[string]struct {
-		who   Tenant
-		lease clientv3.LeaseID
-		want  bool
-	}{
-		"a stranger":         {Tenant{Node: "n2", UID: "you"}, 4, false},
-		"one name":           {Tenant{Node: "n1", UID: "you"}, 4, true},
-		"one identity":       {Tenant{Node: "n2", UID: "me"}, 4, true},
-		"a tombstone":        {Tenant{Node: "n1"}, 4, false},
-		"without a lease":    {Tenant{Node: "n1", UID: "you"}, 0, false},
-		"asked to end by it": {Tenant{Node: "n1", UID: "me"}, 9, false},
-	} {
-		if got := me.conflicts(Entry{Lease: c.lease, Record: Record{Tenure: &c.who}}); got != c.want {
-			t.Errorf("%s: conflicts %t", name, got)
-		}
-	}
-}
-
 // TestOneLeaseForEveryTry: a try whose outcome is unknown leaves its lease alive,
 // for the key may come to hang on it, and the next one names the same.
 func TestOneLeaseForEveryTry(t *testing.T) {

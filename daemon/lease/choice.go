@@ -154,7 +154,11 @@ func (e *Engine) tryCandidate(ctx context.Context, a attempt, n conf.Network, c 
 	owner := a.seen.Owners[c.ownerKey()].Value
 	last, _ := m.Last()
 	mine := owner.UID == m.UID && last == c.Subnets && m.Boot == e.cfg.Boot && m.Held.Record.Tenant().Epoch == owner.Epoch
-	epoch := NextEpoch(owner, mine, a.seen.MaxEpoch(c.Subnets), time.Now())
+	seen := a.seen.MaxEpoch(c.Subnets)
+	if last == c.Subnets { // what this node had is seen, also where the store forgot it
+		seen = max(seen, m.Held.Record.Tenant().Epoch)
+	}
+	epoch := NextEpoch(owner, mine, seen, time.Now())
 	r, err := e.record(n, c.Subnets, epoch)
 	if err != nil {
 		return Holding{}, err

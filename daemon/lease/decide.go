@@ -137,7 +137,7 @@ func (me self) inherits(e Entry) bool {
 // likely of its last boot, and cannot be asked; it is left to lapse.
 func (me self) conflicts(e Entry) bool {
 	who := e.Tenant()
-	if e.PublicIP == me.public && !me.here(e) {
+	if me.public.IsValid() && e.PublicIP == me.public && !me.here(e) {
 		return false
 	}
 	return e.Lease != 0 && who.UID != "" && !me.dead[e.Lease] && (who.UID == me.UID || who.Node == me.node)

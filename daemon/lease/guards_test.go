@@ -518,6 +518,37 @@ func TestEpochGrowsWithTheBoot(t *testing.T) {
 	}
 }
 
+// TestEpochGrowsOverWhatThisNodeHad: the clock was ahead when the subnet was
+// acquired, and the store has forgotten whose it was.
+func TestEpochGrowsOverWhatThisNodeHad(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, `{"Network":"10.5.0.0/24","SubnetLen":24,"LeaseTTL":"5s"}`)
+	h := newHost(t, "n1", s.Endpoint)
+	d := h.start()
+	v := d.waitHeld()
+	d.stop()
+	m, err := OpenMemory(h.dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	had := m.Get()
+	tenant := had.Held.Record.Tenant()
+	tenant.Epoch += 1_000_000
+	had.Held.Record.Tenure = &tenant
+	if err := m.Save(had); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{NewKeys(prefix).Owner(v.Holding.Subnets()), NewKeys(prefix).Subnet(v.Holding.Subnets())} {
+		if _, err := c.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.boot, h.fence = "later", &register{}
+	if w := h.start().waitHeld(); w.Holding.Epoch() <= tenant.Epoch {
+		t.Errorf("epoch %d after %d", w.Holding.Epoch(), tenant.Epoch)
+	}
+}
+
 // TestConflicts: who may be another machine under this node's name or UID.
 func TestConflicts(t *testing.T) {
 	t.Parallel()
@@ -532,6 +563,7 @@ func TestConflicts(t *testing.T) {
 		"same name":                         {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "you"}}}, true},
 		"same UID":                          {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
 		"same address, which others answer": {here, Entry{Lease: 4, Record: Record{PublicIP: here, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
+		"without a lease":                   {here, Entry{Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "you"}}}, false},
 		"a tombstone":                       {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1"}}}, false},
 		"a lease that counts for nothing":   {here, Entry{Lease: 9, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, false},
 		"own translated address":            {translated, Entry{Lease: 4, Record: Record{PublicIP: translated, Tenure: &Tenant{Node: "n1", UID: "me"}}}, false},

@@ -58,16 +58,17 @@ func Ask(ctx context.Context, from *lab.NS, to netip.Addr, port int) (seen netip
 	return netip.ParseAddr(string(b))
 }
 
-// Seen makes sure that a connection arrives and that the server sees it come
-// from the given address.
+// Seen makes sure that a connection arrives, in good time, and that the server
+// sees it come from the given address.
 func Seen(ctx context.Context, t testing.TB, from *lab.NS, to netip.Addr, port int, as netip.Addr) {
 	t.Helper()
-	seen, err := Ask(ctx, from, to, port)
-	if err != nil {
-		t.Errorf("%s to %s:%d: %v", from.Name(), to, port, err)
-	} else if seen != as {
-		t.Errorf("%s to %s:%d: seen as %s, want %s", from.Name(), to, port, seen, as)
-	}
+	Eventually(ctx, t, 10*time.Second, fmt.Sprintf("%s to %s:%d, seen as %s", from.Name(), to, port, as), func() error {
+		seen, err := Ask(ctx, from, to, port)
+		if err == nil && seen != as {
+			err = fmt.Errorf("seen as %s", seen)
+		}
+		return err
+	})
 }
 
 // Unseen makes sure that no connection comes about.

@@ -4,8 +4,10 @@ package etcdtest
 
 import (
 	"context"
+	"errors"
 	"net/url"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -48,6 +50,10 @@ func Start(t testing.TB) *Server {
 func (s *Server) start(t testing.TB) {
 	t.Helper()
 	e, err := embed.StartEtcd(s.cfg)
+	for began := time.Now(); errors.Is(err, syscall.EADDRINUSE) && time.Since(began) < startTimeout; {
+		<-time.After(100 * time.Millisecond) // somebody else's client has the port for the moment
+		e, err = embed.StartEtcd(s.cfg)
+	}
 	if err != nil {
 		t.Fatalf("start embedded etcd: %v", err)
 	}
