@@ -304,3 +304,22 @@ func TestReleaseOfAMachineThatIsOff(t *testing.T) {
 		t.Error("the next tenant's key was deleted")
 	}
 }
+
+// TestNamed: a person names a node, or a subnet in either form.
+func TestNamed(t *testing.T) {
+	entry := func(subnet, node string) Entry {
+		return Entry{Subnets: Subnets{V4: netip.MustParsePrefix(subnet)}, Record: Record{Tenure: &Tenant{Node: node, UID: node}}}
+	}
+	s := &Snapshot{Entries: []Entry{entry("10.5.1.0/24", "n1"), entry("10.5.2.0/24", "twin"), entry("10.5.3.0/24", "twin"),
+		{Subnets: Subnets{V4: netip.MustParsePrefix("10.5.4.0/24")}}}} // flannel's has no name
+	for what, want := range map[string]string{"n1": "10.5.1.0/24", "10.5.1.0/24": "10.5.1.0/24", "10.5.3.0-24": "10.5.3.0/24"} {
+		if e, err := named(s, what); err != nil || e.String() != want {
+			t.Errorf("%s is %s, %v", what, e, err)
+		}
+	}
+	for what, want := range map[string]error{"n2": ErrNoSuchHolder, "10.5.9.0/24": ErrNoSuchHolder, "": ErrNoSuchHolder, "twin": ErrAmbiguous} {
+		if _, err := named(s, what); !errors.Is(err, want) {
+			t.Errorf("%q: %v, want %v", what, err, want)
+		}
+	}
+}

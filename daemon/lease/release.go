@@ -27,7 +27,7 @@ var (
 )
 
 // Release takes the subnet away from another node by force: what is a node's
-// name, or a subnet in CIDR form. The key is not deleted but becomes its own
+// name, or a subnet, as 10.5.34.0/24 or as its key has it, 10.5.34.0-24. The key is not deleted but becomes its own
 // tombstone under a lease as long as the one it hung on, for the node's fence
 // may be open as long. With machineIsOff, the operator's word that it cannot
 // be, key and lease are deleted at once.
@@ -66,9 +66,12 @@ func Release(ctx context.Context, c *clientv3.Client, prefix, what string, machi
 // named finds the record that a person means.
 func named(s *Snapshot, what string) (Entry, error) {
 	subnet, subnetErr := netip.ParsePrefix(what)
+	if subnetErr != nil {
+		subnet, subnetErr = parseDashed(what) // as the key has it
+	}
 	var found []Entry
 	for _, e := range s.Entries {
-		if e.Tenant().Node == what || subnetErr == nil && (e.V4 == subnet || e.V6 == subnet) {
+		if what != "" && e.Tenant().Node == what || subnetErr == nil && (e.V4 == subnet || e.V6 == subnet) {
 			found = append(found, e)
 		}
 	}

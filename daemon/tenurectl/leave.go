@@ -51,18 +51,18 @@ func newRelease() *cobra.Command {
 		force, off bool
 	)
 	cmd := &cobra.Command{
-		Use:   "release NODE|SUBNET --force | --machine-is-off",
+		Use:   "release NODE|SUBNET --force [--machine-is-off]",
 		Short: "take the subnet of a dead node away, without its help",
 		Long: `release --force marks the subnet as nobody's for as long as the kernel of the
 node that held it may keep its overlay open: one more LeaseTTL from now. Then it
 is free.
 
---machine-is-off frees it at once. It is your word that the machine does not run
+--machine-is-off, with --force or without, frees it at once. It is your word that the machine does not run
 and will not run again with its present state: if it does, two nodes may use one
 subnet until its lease would have ended.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if force == off {
+			if !force && !off {
 				return failed(exitUsage, "give --force to free the subnet when the node's overlay has closed by itself, or --machine-is-off to free it now")
 			}
 			if err := etcd.Check().Err(); err != nil {

@@ -115,7 +115,6 @@ func TestRelease(t *testing.T) {
 	waitsAs(ctx, t, n3, "no free subnet")
 
 	release(2, "--machine-is-off", "n1")
-	release(2, "", "n1", "--force", "--machine-is-off")
 	release(2, "no node and no subnet", "n9", "--force")
 	cut(ctx, t, n1, true)
 	began := time.Now()
