@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -166,14 +165,9 @@ func (n *Node) awaitBridge(ctx context.Context, v lease.View) {
 
 // allocate puts one address per family on record.
 func (n *Node) allocate(c call, held lease.Subnets, host string) (ipam.Allocation, bool, error) {
-	var asks []ipam.Ask
-	for _, p := range held.All() {
-		asks = append(asks, ipam.Ask{Subnet: p, Want: c.requested(p)})
-	}
-	for _, a := range slices.Concat(c.conf.IPs, c.args.IPs) {
-		if !slices.ContainsFunc(asks, func(ask ipam.Ask) bool { return ask.Subnet.Addr().Is4() == a.Is4() }) {
-			return ipam.Allocation{}, false, cniError(api.CodeAddressUnavailable, "%s is asked for %s, this node's subnet is %s", c.key, a, held)
-		}
+	asks, err := c.asks(held)
+	if err != nil {
+		return ipam.Allocation{}, false, err
 	}
 	a, existed, err := n.cfg.Ledger.Allocate(c.key, asks, func(a *ipam.Allocation) {
 		a.Netns, a.Host, a.IPAM = c.netns, host, host == ""

@@ -54,6 +54,10 @@ func TestAddTakesWhatIsAskedFor(t *testing.T) {
 	wantCode(t, r.Add(t.Context(), request("c3", `,"runtimeConfig":{"ips":["10.5.34.77"]}`)), api.CodeAddressUnavailable)
 	wantCode(t, r.Add(t.Context(), request("c4", `,"runtimeConfig":{"ips":["10.5.35.7"]}`)), api.CodeAddressUnavailable)
 	wantCode(t, r.Add(t.Context(), request("c5", `,"runtimeConfig":{"ips":["fd00::7/64"]}`)), api.CodeAddressUnavailable)
+	wantCode(t, r.Add(t.Context(), request("c6", `,"runtimeConfig":{"ips":["10.5.34.79","10.5.34.80"]}`)), api.CodeAddressUnavailable)
+	differs := request("c7", `,"runtimeConfig":{"ips":["10.5.34.79"]}`)
+	differs.Args = "IP=10.5.34.80"
+	wantCode(t, r.Add(t.Context(), differs), api.CodeAddressUnavailable)
 	if got := r.interfaces.count(); got != 2 {
 		t.Errorf("%d interfaces exist, want 2", got)
 	}

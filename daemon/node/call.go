@@ -1,13 +1,13 @@
 package node
 
 import (
-	"net/netip"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/ipam"
 )
 
@@ -33,15 +33,26 @@ func parse(r *api.Request) (call, error) {
 	return c, err
 }
 
-// requested is the address of one family that the caller asks for: by the
-// capability "ips", by CNI_ARGS, or none.
-func (c call) requested(subnet netip.Prefix) netip.Addr {
-	for _, a := range slices.Concat(c.conf.IPs, c.args.IPs) {
-		if a.Is4() == subnet.Addr().Is4() {
-			return a
-		}
+// asks are the addresses to have, one per family: by the capability "ips", by
+// CNI_ARGS, or any. A caller that names another of the same family, or of a
+// family that is not served here, is refused: it would wait for an address that
+// nobody gave.
+func (c call) asks(held lease.Subnets) ([]ipam.Ask, error) {
+	var asks []ipam.Ask
+	for _, p := range held.All() {
+		asks = append(asks, ipam.Ask{Subnet: p})
 	}
-	return netip.Addr{}
+	for _, a := range slices.Concat(c.conf.IPs, c.args.IPs) {
+		i := slices.IndexFunc(asks, func(ask ipam.Ask) bool { return ask.Subnet.Addr().Is4() == a.Is4() })
+		switch {
+		case i < 0:
+			return nil, cniError(api.CodeAddressUnavailable, "%s is asked for %s, this node's subnet is %s", c.key, a, held)
+		case asks[i].Want.IsValid() && asks[i].Want != a:
+			return nil, cniError(api.CodeAddressUnavailable, "%s is asked for %s and %s, an interface has one address of a family", c.key, asks[i].Want, a)
+		}
+		asks[i].Want = a
+	}
+	return asks, nil
 }
 
 // bypassing are the reference plugins whose packets leave by the underlay
