@@ -4,6 +4,8 @@ import (
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -53,6 +55,23 @@ func (c call) asks(held lease.Subnets) ([]ipam.Ask, error) {
 		asks[i].Want = a
 	}
 	return asks, nil
+}
+
+// previous is the result that the runtime passes along: of the plugins ahead of
+// this one at an ADD, of the whole chain otherwise; nil if there is none.
+func (c call) previous() (*current.Result, error) {
+	if len(c.conf.RawPrevResult) == 0 {
+		return nil, nil
+	}
+	pc := c.conf.PluginConf
+	if err := version.ParsePrevResult(&pc); err != nil {
+		return nil, cniError(api.CodeDecode, "prevResult: %v", err)
+	}
+	prev, err := current.NewResultFromResult(pc.PrevResult)
+	if err != nil {
+		return nil, cniError(api.CodeDecode, "prevResult: %v", err)
+	}
+	return prev, nil
 }
 
 // bypassing are the reference plugins whose packets leave by the underlay

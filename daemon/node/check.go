@@ -11,7 +11,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/lease"
@@ -27,12 +26,15 @@ func (n *Node) Check(ctx context.Context, r *api.Request) *api.Response {
 }
 
 func (n *Node) check(ctx context.Context, r *api.Request) error {
-	c, a, err := n.recorded(r)
+	c, a, prev, err := n.recorded(r)
 	if err != nil {
 		return err
 	}
 	want := n.want(a)
 	want.MTU = 0 // the underlay's may have changed since; a pod keeps what it was given
+	if mac, ok := macIn(prev, c.key.IfName); ok {
+		want.MAC = mac // of a plugin behind us in the chain, such as tuning
+	}
 	ops, err := n.cfg.Interfaces.Check(ctx, c.netns, want)
 	if err != nil {
 		return fmt.Errorf("check %s: %w", c.key, err)
@@ -56,38 +58,51 @@ func (n *Node) notStranded(a ipam.Allocation) error {
 	return nil
 }
 
-// recorded finds the allocation that a CHECK is about.
-func (n *Node) recorded(r *api.Request) (call, ipam.Allocation, error) {
+// recorded finds the allocation that a CHECK is about, and the result that the
+// runtime remembers; nil if it gave none.
+func (n *Node) recorded(r *api.Request) (call, ipam.Allocation, *current.Result, error) {
 	c, err := parse(r)
 	if err != nil {
-		return c, ipam.Allocation{}, err
+		return c, ipam.Allocation{}, nil, err
 	}
 	a, ok := n.cfg.Ledger.Get(c.key)
 	if !ok {
-		return c, a, cniError(api.CodeCheckDiffers, "%s has no address on record: it was never added, or has been deleted", c.key)
+		return c, a, nil, cniError(api.CodeCheckDiffers, "%s has no address on record: it was never added, or has been deleted", c.key)
 	}
-	return c, a, promised(c, a)
+	prev, err := c.previous()
+	if err != nil {
+		return c, a, nil, err
+	}
+	return c, a, prev, promised(prev, a)
 }
 
 // promised compares the result that the runtime remembers with the record.
-func promised(c call, a ipam.Allocation) error {
-	if len(c.conf.RawPrevResult) == 0 {
+func promised(prev *current.Result, a ipam.Allocation) error {
+	if prev == nil {
 		return nil
-	}
-	pc := c.conf.PluginConf
-	if err := version.ParsePrevResult(&pc); err != nil {
-		return cniError(api.CodeDecode, "prevResult: %v", err)
-	}
-	prev, err := current.NewResultFromResult(pc.PrevResult)
-	if err != nil {
-		return cniError(api.CodeDecode, "prevResult: %v", err)
 	}
 	for _, p := range a.Addresses {
 		if !slices.ContainsFunc(prev.IPs, func(ip *current.IPConfig) bool { return equal(ip.Address, ipNet(p)) }) {
-			return cniError(api.CodeCheckDiffers, "%s is on record with %s, which its result does not name", c.key, p)
+			return cniError(api.CodeCheckDiffers, "%s is on record with %s, which its result does not name", a.Key, p)
 		}
 	}
 	return nil
+}
+
+// macIn is the MAC that a result has for an interface of the pod.
+func macIn(prev *current.Result, ifName string) (lease.MAC, bool) {
+	if prev == nil {
+		return lease.MAC{}, false
+	}
+	for _, i := range prev.Interfaces {
+		if i.Name == ifName && i.Sandbox != "" {
+			mac, err := net.ParseMAC(i.Mac)
+			if err == nil && len(mac) == len(lease.MAC{}) {
+				return lease.MAC(mac), true
+			}
+		}
+	}
+	return lease.MAC{}, false
 }
 
 func equal(a, b net.IPNet) bool { return a.IP.Equal(b.IP) && a.Mask.String() == b.Mask.String() }

@@ -110,11 +110,12 @@ func (f *tenancy) set(v lease.View) {
 // interfaces stands for the kernel's: what exists by host name. The hooks run
 // where the real one would be at work.
 type interfaces struct {
-	mu     sync.Mutex
-	exist  map[string]attach.Want
-	added  func() error
-	del    func(hostName string) error
-	differ []attach.Op
+	mu      sync.Mutex
+	exist   map[string]attach.Want
+	added   func() error
+	del     func(hostName string) error
+	checked attach.Want // of the last CHECK
+	differ  []attach.Op
 }
 
 func (f *interfaces) Add(_ context.Context, netns string, w attach.Want) (attach.Endpoint, error) {
@@ -133,7 +134,8 @@ func (f *interfaces) Add(_ context.Context, netns string, w attach.Want) (attach
 		IfName: w.Owner.IfName, MAC: w.HardwareAddr(), Sandbox: netns}, nil
 }
 
-func (f *interfaces) Check(context.Context, string, attach.Want) ([]attach.Op, error) {
+func (f *interfaces) Check(_ context.Context, _ string, want attach.Want) ([]attach.Op, error) {
+	f.checked = want
 	return f.differ, nil
 }
 

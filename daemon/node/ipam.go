@@ -55,7 +55,7 @@ func (n *Node) IPAMDel(ctx context.Context, r *api.Request) *api.Response {
 // IPAMCheck answers CHECK of tenure-ipam: the address is on record, in the
 // runtime's result, and in the subnet that the node holds.
 func (n *Node) IPAMCheck(_ context.Context, r *api.Request) *api.Response {
-	_, a, err := n.recorded(r)
+	_, a, _, err := n.recorded(r)
 	if err == nil {
 		err = n.notStranded(a)
 	}

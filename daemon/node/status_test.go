@@ -240,6 +240,10 @@ func TestCheck(t *testing.T) {
 	if resp := r.Check(t.Context(), request("c1", "")); resp.Error != nil {
 		t.Errorf("CHECK without a result: %v", resp.Error)
 	}
+	retuned := strings.ReplaceAll(string(added.Result), "0a:58:0a:05:22:02", "02:00:00:00:00:77")
+	if resp := r.Check(t.Context(), remembered(retuned)); resp.Error != nil || r.interfaces.checked.MAC != [6]byte{2, 5: 0x77} {
+		t.Errorf("CHECK behind a plugin that set another MAC: %v, it was compared with %v", resp.Error, r.interfaces.checked)
+	}
 	other := strings.ReplaceAll(string(added.Result), "10.5.34.2/24", "10.5.34.99/24")
 	wantCode(t, r.Check(t.Context(), remembered(other)), api.CodeCheckDiffers)
 	wantCode(t, r.Check(t.Context(), remembered(`{"cniVersion":"1.1.0","ips":"nonsense"}`)), api.CodeDecode)
