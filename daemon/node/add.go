@@ -39,6 +39,10 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 	if err != nil {
 		return nil, err
 	}
+	prev, err := c.previous()
+	if err != nil {
+		return nil, err
+	}
 	v, unlock, err := n.admit(ctx, c.key, n.awaitBridge)
 	if err != nil {
 		return nil, err
@@ -64,7 +68,7 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 		undo()
 		return nil, err
 	}
-	result, err := n.result(c, a, ep)
+	result, err := n.result(c, prev, a, ep)
 	if err != nil {
 		undo()
 		return nil, err

@@ -14,22 +14,24 @@ import (
 	"github.com/tenure-cni/tenure/ipam"
 )
 
-// podInterface is the index of the pod's interface in a result.
-const podInterface = 2
-
-// result describes an attachment in the version that the caller speaks.
-func (n *Node) result(c call, a ipam.Allocation, ep attach.Endpoint) (json.RawMessage, error) {
+// result describes an attachment in the version that the caller speaks. What
+// plugins ahead of us in the chain have done stays in it, before our part.
+func (n *Node) result(c call, prev *current.Result, a ipam.Allocation, ep attach.Endpoint) (json.RawMessage, error) {
 	w := n.want(a)
-	r := &current.Result{
-		CNIVersion: current.ImplementedSpecVersion,
-		Interfaces: []*current.Interface{
-			{Name: w.Bridge, Mac: n.bridgeMAC().String(), Mtu: w.MTU},
-			{Name: ep.HostName, Mac: lease.MAC(ep.HostMAC).String(), Mtu: w.MTU},
-			{Name: ep.IfName, Mac: lease.MAC(ep.MAC).String(), Mtu: w.MTU, Sandbox: ep.Sandbox},
-		},
-		DNS: c.conf.DNS,
+	r := &current.Result{}
+	if prev != nil {
+		r = prev
 	}
-	addIPs(r, a, podInterface)
+	r.CNIVersion = current.ImplementedSpecVersion
+	r.Interfaces = append(r.Interfaces,
+		&current.Interface{Name: w.Bridge, Mac: n.bridgeMAC().String(), Mtu: w.MTU},
+		&current.Interface{Name: ep.HostName, Mac: lease.MAC(ep.HostMAC).String(), Mtu: w.MTU},
+		&current.Interface{Name: ep.IfName, Mac: lease.MAC(ep.MAC).String(), Mtu: w.MTU, Sandbox: ep.Sandbox},
+	)
+	if prev == nil || !c.conf.DNS.IsEmpty() {
+		r.DNS = c.conf.DNS
+	}
+	addIPs(r, a, len(r.Interfaces)-1)
 	return encode(r, c.conf.CNIVersion)
 }
 

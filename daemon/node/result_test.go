@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tenure-cni/tenure/conf"
@@ -50,6 +52,41 @@ func TestResults(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestResultKeepsThePreviousOne: a plugin ahead of us made an interface, and
+// that is still in the result, where indices lead to what they led to.
+func TestResultKeepsThePreviousOne(t *testing.T) {
+	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			r := newRig(t, held(t, "10.5.34.0/24", 7))
+			family := ""
+			if version < "1" {
+				family = `"version":"4",`
+			}
+			req := request("c1", fmt.Sprintf(`,"prevResult":{"cniVersion":%q,"interfaces":[{"name":"dummy0","sandbox":"/run/netns/c1"}],
+				"ips":[{%s"address":"192.0.2.7/24","interface":0}],"routes":[{"dst":"198.51.100.0/24"}],"dns":{"nameservers":["192.0.2.53"]}}`, version, family))
+			req.Config = json.RawMessage(strings.Replace(string(req.Config), "1.1.0", version, 1))
+			resp := r.Add(t.Context(), req)
+			if resp.Error != nil {
+				t.Fatal(resp.Error)
+			}
+			parsed, err := create.CreateFromBytes(resp.Result)
+			if err != nil || parsed.Version() != version {
+				t.Fatalf("%s: %v", resp.Result, err)
+			}
+			got, err := current.NewResultFromResult(parsed)
+			if err != nil || len(got.Interfaces) != 4 || len(got.IPs) != 2 || len(got.Routes) != 2 || len(got.DNS.Nameservers) != 1 {
+				t.Fatalf("%s: %v", resp.Result, err)
+			}
+			if got.Interfaces[0].Name != "dummy0" || *got.IPs[0].Interface != 0 || *got.IPs[1].Interface != 3 || got.Interfaces[3].Name != "eth0" {
+				t.Errorf("the result is %s", resp.Result)
+			}
+		})
+	}
+	r := newRig(t, held(t, "10.5.34.0/24", 7))
+	wantCode(t, r.Add(t.Context(), request("c1", `,"prevResult":{"cniVersion":"1.1.0","ips":"nonsense"}`)), api.CodeDecode)
+	wantNothing(t, r)
 }
 
 func TestResultInAnUnknownVersion(t *testing.T) {
