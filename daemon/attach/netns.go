@@ -40,9 +40,21 @@ func judgePodNS(f *os.File, host netns.NsHandle) error {
 	if kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		return errors.New("it is not a network namespace")
 	}
-	pod, err := identify(func(st *unix.Stat_t) error { return unix.Fstat(fd, st) })
+	own, err := isHostNS(f, host)
 	if err != nil {
 		return err
+	}
+	if own {
+		return errors.New("it is the host's own")
+	}
+	return nil
+}
+
+// isHostNS says whether a namespace is the one that host ends are made in.
+func isHostNS(f *os.File, host netns.NsHandle) (bool, error) {
+	pod, err := identify(func(st *unix.Stat_t) error { return unix.Fstat(int(f.Fd()), st) })
+	if err != nil {
+		return false, err
 	}
 	own, err := identify(func(st *unix.Stat_t) error {
 		if host.IsOpen() {
@@ -51,13 +63,7 @@ func judgePodNS(f *os.File, host netns.NsHandle) error {
 		// Not /proc/self, which is the main thread's.
 		return unix.Stat("/proc/thread-self/ns/net", st)
 	})
-	if err != nil {
-		return err
-	}
-	if pod == own {
-		return errors.New("it is the host's own")
-	}
-	return nil
+	return pod == own, err
 }
 
 // nsID is what tells namespaces apart.

@@ -116,6 +116,7 @@ type interfaces struct {
 	del     func(hostName string) error
 	checked attach.Want // of the last CHECK
 	differ  []attach.Op
+	living  map[string]bool // namespaces, by path, that live without an interface
 }
 
 func (f *interfaces) Add(_ context.Context, netns string, w attach.Want) (attach.Endpoint, error) {
@@ -152,6 +153,23 @@ func (f *interfaces) Del(ctx context.Context, hostName string) error {
 	defer f.mu.Unlock()
 	delete(f.exist, hostName)
 	return nil
+}
+
+func (f *interfaces) List(context.Context) ([]attach.Found, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []attach.Found
+	for name, w := range f.exist {
+		all = append(all, attach.Found{HostName: name, Owner: w.Owner, Addrs: w.Addrs})
+	}
+	return all, nil
+}
+
+func (f *interfaces) Gone(_ context.Context, hostName, netns string) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, exists := f.exist[hostName]
+	return !exists && !f.living[netns], nil
 }
 
 func (f *interfaces) count() int {

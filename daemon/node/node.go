@@ -27,6 +27,10 @@ type Interfaces interface {
 	Add(ctx context.Context, netns string, w attach.Want) (attach.Endpoint, error)
 	Check(ctx context.Context, netns string, w attach.Want) ([]attach.Op, error)
 	Del(ctx context.Context, hostName string) error
+	// List returns the host ends of this instance, Gone whether one and the
+	// pod's namespace are certainly no more.
+	List(ctx context.Context) ([]attach.Found, error)
+	Gone(ctx context.Context, hostName, netns string) (bool, error)
 }
 
 // Plane keeps the kernel as desired; *dataplane.Loop is one.

@@ -58,6 +58,7 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 	g.Go(func() error { return d.files(ctx) })
 	g.Go(func() error { return d.serveMetrics(ctx) })
 	g.Go(func() error { return d.queue.run(ctx) })
+	g.Go(func() error { return d.node.Collect(ctx) })
 	g.Go(func() error { return d.hook.Run(ctx) })
 	g.Go(func() error { return d.tenancy(ctx) })
 	if cfg.EtcdEmbedded {
