@@ -229,6 +229,31 @@ func (l *Ledger) Adopt(a Allocation) error {
 	return nil
 }
 
+// Move notes that what k holds is in another network namespace now. Where it is
+// there already, or k holds nothing, nothing is written. Errors are those of
+// the disk; after one memory and file are as before.
+func (l *Ledger) Move(k Key, netns string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	st := l.current.Load()
+	i, found := st.find(k)
+	if !found || st.records[i].Netns == netns {
+		return nil
+	}
+	a := st.records[i].clone()
+	a.Netns = netns
+	r, err := newRecord(a)
+	if err == nil {
+		st = st.clone()
+		st.records[i] = r // a new one: the old state still has the other
+		err = l.save(st)
+	}
+	if err != nil {
+		return fmt.Errorf("move %s: %w", k, err)
+	}
+	return nil
+}
+
 // Release frees what k holds; its addresses begin to cool. It does not fail:
 // when the disk refuses, the release stands in memory, is logged, and gets to
 // the file with the next write that succeeds.

@@ -558,3 +558,33 @@ func TestConcurrentUse(t *testing.T) {
 		t.Errorf("memory and file differ (-memory +file):\n%s", diff)
 	}
 }
+
+// TestMove: a container's new sandbox has its record, on disk as in memory.
+func TestMove(t *testing.T) {
+	path := ledgerPath(t)
+	l := open(t, path, Options{})
+	for _, id := range []string{"a", "b"} {
+		_, _, err := l.Allocate(key(id), anyOf("10.5.34.0/24"), func(a *Allocation) { a.Netns = "/run/netns/" + id })
+		mustDo(t, err)
+	}
+	before, want := l.List(), l.List()
+	mustDo(t, l.Move(key("a"), "/run/netns/c"))
+	want[0].Netns = "/run/netns/c"
+	for name, got := range map[string][]Allocation{"memory": l.List(), "file": open(t, path, Options{}).List()} {
+		if diff := cmp.Diff(want, got, compareAddrs); diff != "" {
+			t.Errorf("in %s (-want +got):\n%s", name, diff)
+		}
+	}
+	if before[0].Netns != "/run/netns/a" {
+		t.Error("what was read before has changed")
+	}
+	mustDo(t, os.RemoveAll(filepath.Dir(path)))
+	mustDo(t, l.Move(key("a"), "/run/netns/c")) // it is there already: nothing to write
+	mustDo(t, l.Move(key("unknown"), "/run/netns/c"))
+	if err := l.Move(key("b"), "/run/netns/c"); err == nil {
+		t.Error("it was moved without a disk")
+	}
+	if diff := cmp.Diff(want, l.List(), compareAddrs); diff != "" {
+		t.Errorf("after a failure (-want +got):\n%s", diff)
+	}
+}

@@ -64,7 +64,13 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 		return nil, fmt.Errorf("attach %s: %w", c.key, n.explain(err))
 	}
 	n.touched()
-	if err := n.still(ctx, v, existed); err != nil {
+	// The same container may come in another sandbox: the interface has gone
+	// there, the record follows.
+	err = n.cfg.Ledger.Move(c.key, c.netns)
+	if err == nil {
+		err = n.still(ctx, v, existed)
+	}
+	if err != nil {
 		undo()
 		return nil, err
 	}

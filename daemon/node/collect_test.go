@@ -1,11 +1,17 @@
 package node
 
 import (
+	"context"
+	"net/netip"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/attach"
 	"github.com/tenure-cni/tenure/ipam"
 )
@@ -178,4 +184,32 @@ func TestCollectRuns(t *testing.T) {
 			t.Errorf("after two looks on record: %v", got)
 		}
 	})
+}
+
+// TestRecordFollows: the record names the namespace that the interface is in,
+// by which the collector judges it.
+func TestRecordFollows(t *testing.T) {
+	r := newRig(t, held(t, "10.5.34.0/24", 7))
+	mustAdd(t, r, "c1")
+	mustIPAMAdd(t, r, "c2")
+	for _, c := range []struct {
+		container, more string
+		add             func(context.Context, *api.Request) *api.Response
+	}{{"c1", "", r.Add}, {"c2", `,"ipam":{"type":"tenure-ipam"}`, r.IPAMAdd}} {
+		before, _ := r.ledger.Get(keyFor(c.container))
+		again := request(c.container, c.more)
+		again.Netns = "/run/netns/another"
+		if resp := c.add(t.Context(), again); resp.Error != nil {
+			t.Fatal(resp.Error)
+		}
+		after, _ := r.ledger.Get(keyFor(c.container))
+		if before.Netns = again.Netns; !cmp.Equal(before, after, cmpopts.EquateComparable(netip.Prefix{})) {
+			t.Errorf("on record is %+v, want %+v", after, before)
+		}
+	}
+	r.interfaces.added = func() error { return attach.ErrNamespace }
+	wantCode(t, r.Add(t.Context(), request("c1", "")), api.CodeNamespace)
+	if a, _ := r.ledger.Get(keyFor("c1")); a.Netns != "/run/netns/another" {
+		t.Errorf("an ADD that failed moved the record to %s", a.Netns)
+	}
 }

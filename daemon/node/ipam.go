@@ -36,6 +36,9 @@ func (n *Node) ipamAdd(ctx context.Context, r *api.Request) (json.RawMessage, er
 	}
 	result, err := ipamResult(c, a)
 	if err == nil {
+		err = n.cfg.Ledger.Move(c.key, c.netns)
+	}
+	if err == nil {
 		err = n.still(ctx, v, existed)
 	}
 	if err != nil {

@@ -22,11 +22,12 @@ func TestVerbs(t *testing.T) {
 	c := cluster.New(ctx, t, cluster.Network, "n1", "n2")
 	n := c.Nodes[0]
 	for name, test := range map[string]func(context.Context, *testing.T, *lab.Node){
-		"VERSION":   version,
-		"STATUS":    status,
-		"ADD again": addAgain,
-		"CHECK":     check,
-		"GC":        gc,
+		"VERSION":       version,
+		"STATUS":        status,
+		"ADD again":     addAgain,
+		"CHECK":         check,
+		"GC":            gc,
+		"ADD elsewhere": addElsewhere,
 	} {
 		t.Run(name, func(t *testing.T) { test(ctx, t, n) })
 	}
@@ -65,6 +66,33 @@ func addAgain(ctx context.Context, t *testing.T, n *lab.Node) {
 	}
 	wantUsed(ctx, t, n, used+1)
 	del(ctx, t, n, box)
+	wantUsed(ctx, t, n, used)
+}
+
+// addElsewhere: the same container comes in a new sandbox while the old one
+// is still there. It keeps its address, interface and record go with it.
+func addElsewhere(ctx context.Context, t *testing.T, n *lab.Node) {
+	old, box := cluster.Sandbox(ctx, t, n, "old"), cluster.Sandbox(ctx, t, n, "new")
+	used := cluster.Status(ctx, t, n).Addresses.Used
+	first := cluster.Result(t, cluster.Call(ctx, t, n, cluster.CallFor("ADD", old, "eth0")))
+	call := cluster.CallFor("ADD", old, "eth0")
+	call.Netns = box.Path()
+	again := cluster.Result(t, cluster.Call(ctx, t, n, call))
+	if first.IPs[0].Address.String() != again.IPs[0].Address.String() || again.Interfaces[2].Sandbox != box.Path() {
+		t.Errorf("it had %v, and has %v in %s", first.IPs, again.IPs, again.Interfaces[2].Sandbox)
+	}
+	wantUsed(ctx, t, n, used+1)
+	if _, err := cluster.FindLink(ctx, old, "eth0"); err == nil {
+		t.Error("the old sandbox has its interface still")
+	}
+	if _, err := cluster.FindLink(ctx, box, "eth0"); err != nil {
+		t.Errorf("the new sandbox: %v", err)
+	}
+	ledger := contents(t, []string{filepath.Join(filepath.Dir(n.Socket), "ledger.json")})
+	if strings.Contains(ledger, old.Path()) || !strings.Contains(ledger, box.Path()) {
+		t.Errorf("on record:\n%s\nwant the namespace %s", ledger, box.Path())
+	}
+	del(ctx, t, n, old)
 	wantUsed(ctx, t, n, used)
 }
 
