@@ -117,7 +117,7 @@ func (n *Node) admit(ctx context.Context, k ipam.Key, prepare func(context.Conte
 		unlock()
 		return v, nil, notHeld(v)
 	}
-	return v, unlock, nil
+	return v, func() { n.added.note(k); unlock() }, nil
 }
 
 // inDate waits for a holding whose deadline has not passed. While the daemon

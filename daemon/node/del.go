@@ -81,12 +81,14 @@ func (n *Node) release(k ipam.Key, byIPAM bool) error {
 }
 
 // GC answers GC: every attachment of the network that the runtime does not
-// list is removed. Without a list, which is not an empty one, nothing is.
+// list is removed. Without a list, which is not an empty one, nothing is; nor
+// is what was added after the call had come in.
 func (n *Node) GC(ctx context.Context, r *api.Request) *api.Response {
 	return n.answer("GC", r, nil, n.gc(ctx, r, func(a ipam.Allocation) bool { return !a.IPAM }, n.remove))
 }
 
 func (n *Node) gc(ctx context.Context, r *api.Request, ours func(ipam.Allocation) bool, free func(context.Context, ipam.Key) error) error {
+	defer n.added.begin()()
 	c, err := parse(r)
 	if err != nil {
 		return err
@@ -115,6 +117,10 @@ func (n *Node) collect(ctx context.Context, k ipam.Key, free func(context.Contex
 		return err
 	}
 	defer unlock()
+	if n.added.has(k) {
+		n.cfg.Log.Info("GC leaves an attachment that was added after its list was made", "key", k)
+		return nil
+	}
 	n.cfg.Log.Info("GC removes an attachment the runtime does not list", "key", k)
 	return free(ctx, k)
 }

@@ -96,6 +96,7 @@ func (c Config) uid(v lease.View) string { return cmp.Or(v.UID, c.UID) }
 type Node struct {
 	cfg     Config
 	keys    keyLocks
+	added   addedSince
 	since   firstSeen
 	changed chan struct{} // capacity 1: the ledger changed, Desired may too
 
@@ -162,6 +163,49 @@ func (n *Node) touched() {
 	case n.changed <- struct{}{}:
 	default:
 	}
+}
+
+// addedSince remembers for which keys an ADD has ended while a GC is at work:
+// the GC's list of valid attachments is older, and says nothing about them.
+type addedSince struct {
+	mu   sync.Mutex
+	gcs  int
+	keys map[ipam.Key]bool
+}
+
+// begin is called ahead of a GC's first look at the records, the function it
+// returns after its last.
+func (s *addedSince) begin() (end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gcs++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.gcs--; s.gcs == 0 {
+			s.keys = nil
+		}
+	}
+}
+
+// note is called by an ADD before it unlocks its key.
+func (s *addedSince) note(k ipam.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gcs == 0 {
+		return
+	}
+	if s.keys == nil {
+		s.keys = map[ipam.Key]bool{}
+	}
+	s.keys[k] = true
+}
+
+// has is asked with the key locked: no ADD of it is at work then.
+func (s *addedSince) has(k ipam.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.keys[k]
 }
 
 // keyLocks serialises the calls for one attachment.
