@@ -143,9 +143,18 @@ func (a Allocation) validate() error {
 }
 
 // write replaces the file atomically. It leaves the old one when it fails.
-func write(path string, content []byte) error {
-	err := renameio.WriteFile(path, content, 0o600, renameio.WithTempDir(filepath.Dir(path)))
+// between is called when the new one is written beside it.
+func write(path string, content []byte, between func()) error {
+	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)), renameio.WithPermissions(0o600))
 	if err != nil {
+		return fmt.Errorf("write ledger %s: %w", path, err)
+	}
+	defer func() { _ = f.Cleanup() }() // nothing once it has taken its place
+	if _, err := f.Write(content); err != nil {
+		return fmt.Errorf("write ledger %s: %w", path, err)
+	}
+	between()
+	if err := f.CloseAtomicallyReplace(); err != nil {
 		return fmt.Errorf("write ledger %s: %w", path, err)
 	}
 	return nil

@@ -69,6 +69,9 @@ type Options struct {
 	Now func() time.Time
 	// Log may be nil.
 	Log *slog.Logger
+	// Step is called between any two steps of a write with the name of the
+	// place; nil outside tests.
+	Step func(where string)
 }
 
 // Ask is a wish for one address of a subnet.
@@ -95,11 +98,12 @@ type Ledger struct {
 	excluded []span
 	now      func() time.Time
 	log      *slog.Logger
+	step     func(where string)
 
 	current atomic.Pointer[state]
 
 	mu    sync.Mutex // serialises changes; guards what is below
-	dirty bool       // memory has a release that the file lacks
+	dirty bool       // memory has a fact that the file lacks
 	buf   []byte     // the last file content, its room is used again
 }
 
@@ -111,7 +115,7 @@ func Open(path string, o Options) (*Ledger, Origin, error) {
 	if o.Boot == "" {
 		return nil, 0, errors.New("open ledger: no boot given")
 	}
-	l := &Ledger{path: path, boot: o.Boot, cooldown: o.Cooldown, excluded: mergeSpans(o.Exclude), now: o.Now, log: o.Log}
+	l := &Ledger{path: path, boot: o.Boot, cooldown: o.Cooldown, excluded: mergeSpans(o.Exclude), now: o.Now, log: o.Log, step: o.Step}
 	if l.now == nil {
 		l.now = time.Now
 	}
@@ -207,26 +211,49 @@ func (l *Ledger) pickAll(st *state, asks []Ask) (addresses []netip.Prefix, warm 
 	return addresses, warm, nil
 }
 
-// Adopt records an allocation that was found elsewhere, such as in the kernel
+// Adopt records allocations that were found elsewhere, such as in the kernel
 // after the file was lost. The pool's rules do not apply to what is a fact
-// already. Adopting a record that is here changes nothing; ErrUnavailable
-// says that its Key or one of its addresses stands in another record.
-func (l *Ledger) Adopt(a Allocation) error {
+// already. Adopting a record that is here changes nothing. All get to the file
+// in one write: half of them in it would look like a whole ledger. When the disk
+// refuses, they stand in memory, that is logged, and they get to the file with
+// the next write that succeeds.
+//
+// The error joins those of allocations that are not put on record;
+// ErrUnavailable says that the Key or an address stands in another record.
+func (l *Ledger) Adopt(all ...Allocation) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	st := l.current.Load()
-	if i, found := st.find(a.Key); found && slices.Equal(st.records[i].Addresses, a.Addresses) {
-		return nil
+	st, adopted := l.current.Load().clone(), 0
+	var refused []error
+	for _, a := range all {
+		if i, found := st.find(a.Key); found && slices.Equal(st.records[i].Addresses, a.Addresses) {
+			continue
+		}
+		if err := l.adopt(st, a.clone()); err != nil {
+			refused = append(refused, fmt.Errorf("adopt %s: %w", a.Key, err))
+			continue
+		}
+		adopted++
 	}
-	a = a.clone()
+	if adopted > 0 {
+		l.keep(st, "what was found is not on disk yet", "records", adopted)
+	}
+	return errors.Join(refused...)
+}
+
+func (l *Ledger) adopt(st *state, a Allocation) error {
+	if err := a.validate(); err != nil {
+		return err
+	}
 	if a.Created.IsZero() {
 		a.Created = l.clock()
 	}
 	a.Created = a.Created.UTC().Round(0) // as a reload would give it back
-	if err := l.record(st.clone(), a); err != nil {
-		return fmt.Errorf("adopt %s: %w", a.Key, err)
+	r, err := newRecord(a)
+	if err != nil {
+		return err
 	}
-	return nil
+	return st.insert(r)
 }
 
 // Move notes that what k holds is in another network namespace now. Where it is
@@ -265,11 +292,7 @@ func (l *Ledger) Release(k Key) (a Allocation, existed bool) {
 	if !existed && !l.dirty {
 		return Allocation{}, false
 	}
-	if err := l.save(st); err != nil {
-		l.log.Error("a release is not on disk yet", "key", k, "error", err)
-		l.dirty = true
-		l.current.Store(st)
-	}
+	l.keep(st, "a release is not on disk yet", "key", k)
 	if !existed {
 		return Allocation{}, false
 	}
@@ -338,12 +361,30 @@ func (l *Ledger) save(st *state) error {
 		return err
 	}
 	l.buf = buf
-	if err := write(l.path, buf); err != nil {
+	l.at("before the ledger is written")
+	if err := write(l.path, buf, func() { l.at("before the ledger is replaced") }); err != nil {
 		return err
 	}
+	l.at("after the ledger was replaced")
 	l.dirty = false
 	l.current.Store(st)
 	return nil
+}
+
+// keep makes a fact the current state, whatever the disk says.
+func (l *Ledger) keep(st *state, text string, about ...any) {
+	if err := l.save(st); err != nil {
+		l.log.Error(text, append(about, "error", err)...)
+		l.dirty = true
+		l.current.Store(st)
+	}
+}
+
+// at tells a test where a write is; see Options.Step.
+func (l *Ledger) at(where string) {
+	if l.step != nil {
+		l.step(where)
+	}
 }
 
 // clock is the wall clock as the file keeps it: in UTC, without the monotonic

@@ -322,6 +322,28 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
+// TestAdoptInOneWrite has a daemon killed while it makes its ledger again: the
+// next one must not find a file with some of what was found.
+func TestAdoptInOneWrite(t *testing.T) {
+	path := ledgerPath(t)
+	writes := 0
+	l := open(t, path, Options{Step: func(where string) {
+		if where == "before the ledger is replaced" {
+			writes++
+		}
+	}})
+	err := l.Adopt(Allocation{Key: key("a"), Addresses: prefixes("10.5.34.2/24")},
+		Allocation{Key: key("b"), Addresses: prefixes("10.5.34.2/24")},
+		Allocation{Key: key("c"), Addresses: prefixes("10.5.34.3/24")})
+	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), key("b").String()) {
+		t.Errorf("adopt: %v, want ErrUnavailable for b", err)
+	}
+	l, _ = openAs(t, path, Options{})
+	if got := l.List(); writes != 1 || len(got) != 2 || got[0].Key != key("a") || got[1].Key != key("c") {
+		t.Errorf("%d writes, and after a restart %v; want one, with a and c", writes, got)
+	}
+}
+
 // TestAdoptedAmongExcluded has records where the pool would put none.
 func TestAdoptedAmongExcluded(t *testing.T) {
 	const subnet = "10.5.34.0/29" // .2 to .6
@@ -498,8 +520,8 @@ func checkFullDisk(t *testing.T, path string, o Options, fail, heal func()) {
 	if _, held := l.Get(key("c")); held || l.Usage(prefix("10.5.34.0/24")).Used != 2 {
 		t.Errorf("the failed allocation is in memory: %v", l.List())
 	}
-	if err := l.Adopt(Allocation{Key: key("d"), Addresses: prefixes("10.5.34.9/24")}); err == nil {
-		t.Error("adopted on a full disk")
+	if err := l.Adopt(Allocation{Key: key("d"), Addresses: prefixes("10.5.34.9/24")}); err != nil {
+		t.Errorf("adopt on a full disk: %v; the pod is a fact", err)
 	}
 	release(t, l, "a")
 	if _, held := l.Get(key("a")); held || !strings.Contains(log.String(), "level=ERROR") {
@@ -519,7 +541,10 @@ func checkFullDisk(t *testing.T, path string, o Options, fail, heal func()) {
 	if _, held := fresh.Get(key("a")); held {
 		t.Error("the release never got to the disk")
 	}
-	if got := fresh.Usage(prefix("10.5.34.0/24")); got.Used != 1 || got.Cooling != 1 {
+	if _, held := fresh.Get(key("d")); !held {
+		t.Error("what was adopted never got to the disk")
+	}
+	if got := fresh.Usage(prefix("10.5.34.0/24")); got.Used != 2 || got.Cooling != 1 {
 		t.Errorf("after a restart: %+v", got)
 	}
 	if got := allocate(t, fresh, "e", anyOf("10.5.34.0/24")); got != addr("10.5.34.4") {
