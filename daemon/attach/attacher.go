@@ -55,6 +55,9 @@ type Attacher struct {
 	log      *slog.Logger
 	// before is called ahead of each Op; tests make it fail.
 	before func(Op) error
+	// Step is called ahead of each Op, and of a deletion, with the name of the
+	// place; nil outside tests. It is set before the first call.
+	Step func(where string)
 }
 
 // New returns an Attacher for the instance. Its host ends are made in the
@@ -135,6 +138,7 @@ func (a *Attacher) apply(ctx context.Context, k *kernel, w Want, have State) err
 			err = a.before(o)
 		}
 		if err == nil {
+			a.pass(o.Action)
 			err = k.apply(o, w, &have)
 		}
 		if o.Action == CreatePair {
@@ -199,6 +203,7 @@ func (a *Attacher) Del(ctx context.Context, hostName string) error {
 	if l := asLink(link); !l.isOurs(a.instance, hostName) {
 		return fmt.Errorf("delete veth %s: %w: it is a %s with alias %q", hostName, ErrForeignHost, l.Kind, l.Alias)
 	}
+	a.at("before the interface is deleted")
 	if err := deleteLink(h, link.Attrs().Index); err != nil {
 		return fmt.Errorf("delete veth %s: %w", hostName, err)
 	}

@@ -49,6 +49,7 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 	}
 	defer unlock()
 
+	n.cfg.at("before the address is on record")
 	a, existed, err := n.allocate(c, v.Holding.Subnets(), attach.HostName(n.owner(c.key)))
 	if err != nil {
 		return nil, err
@@ -58,12 +59,14 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 			n.undo(c.key)
 		}
 	}
+	n.cfg.at("after the address was put on record")
 	ep, err := n.cfg.Interfaces.Add(ctx, c.netns, n.want(a))
 	if err != nil {
 		undo()
 		return nil, fmt.Errorf("attach %s: %w", c.key, n.explain(err))
 	}
 	n.touched()
+	n.cfg.at("after the interface was made")
 	// The same container may come in another sandbox: the interface has gone
 	// there, the record follows.
 	err = n.cfg.Ledger.Move(c.key, c.netns)
@@ -79,6 +82,7 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 		undo()
 		return nil, err
 	}
+	n.cfg.at("before an ADD is answered")
 	return result, nil
 }
 
@@ -236,11 +240,13 @@ func (n *Node) settled(ctx context.Context, d time.Duration) lease.View {
 func (n *Node) undo(k ipam.Key) {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
+	n.cfg.at("before an ADD is undone")
 	if err := n.cfg.Interfaces.Del(ctx, attach.HostName(n.owner(k))); err != nil && !errors.Is(err, attach.ErrForeignHost) {
 		// The record stays with the link: the DEL that follows frees both.
 		n.cfg.Log.Error("undo of ADD failed", "key", k, "error", err)
 		return
 	}
+	n.cfg.at("before the address of an undone ADD is freed")
 	n.cfg.Ledger.Release(k)
 	n.touched()
 }

@@ -46,7 +46,10 @@ func (n *Node) del(caller context.Context, r *api.Request, free func(context.Con
 		// It has queued the DEL by now; the pod may have been added again.
 		return fmt.Errorf("the caller has gone: %w", err)
 	}
-	return free(ctx, c.key)
+	n.cfg.at("before a DEL frees anything")
+	err = free(ctx, c.key)
+	n.cfg.at("before a DEL is answered")
+	return err
 }
 
 // nameOf reads the network's name out of a configuration that is not right
@@ -74,6 +77,7 @@ func (n *Node) free(_ context.Context, k ipam.Key) error { return n.release(k, t
 // gave is still in use.
 func (n *Node) release(k ipam.Key, byIPAM bool) error {
 	if a, ok := n.cfg.Ledger.Get(k); ok && a.IPAM == byIPAM {
+		n.cfg.at("before the address is freed")
 		n.cfg.Ledger.Release(k)
 		n.touched()
 	}
@@ -122,5 +126,8 @@ func (n *Node) collect(ctx context.Context, k ipam.Key, free func(context.Contex
 		return nil
 	}
 	n.cfg.Log.Info("GC removes an attachment the runtime does not list", "key", k)
-	return free(ctx, k)
+	n.cfg.at("before GC frees an attachment")
+	err = free(ctx, k)
+	n.cfg.at("after GC freed an attachment")
+	return err
 }

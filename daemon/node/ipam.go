@@ -30,6 +30,7 @@ func (n *Node) ipamAdd(ctx context.Context, r *api.Request) (json.RawMessage, er
 		return nil, err
 	}
 	defer unlock()
+	n.cfg.at("before the address of tenure-ipam is on record")
 	a, existed, err := n.allocate(c, v.Holding.Subnets(), "")
 	if err != nil {
 		return nil, err
@@ -47,6 +48,7 @@ func (n *Node) ipamAdd(ctx context.Context, r *api.Request) (json.RawMessage, er
 		}
 		return nil, err
 	}
+	n.cfg.at("before an ADD of tenure-ipam is answered")
 	return result, nil
 }
 

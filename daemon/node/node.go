@@ -56,7 +56,7 @@ type Hook interface {
 	GivenUp() []hook.Pod
 }
 
-// Config is what a Node works with; all fields are required.
+// Config is what a Node works with; all fields but Step are required.
 type Config struct {
 	// Instance is --name.
 	Instance string
@@ -87,6 +87,16 @@ type Config struct {
 	Store      Store
 	Hook       Hook
 	Log        *slog.Logger
+	// Step is called between any two steps of a verb with the name of the
+	// place; nil outside tests.
+	Step func(where string)
+}
+
+// at tells a test where a verb is.
+func (c Config) at(where string) {
+	if c.Step != nil {
+		c.Step(where)
+	}
 }
 
 // uid is the identity as it is now: a clone takes a new one while it runs.

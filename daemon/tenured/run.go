@@ -92,7 +92,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{cfg: cfg, log: log, plane: newLateLoop()}
-	etcd := &connections{}
+	etcd, step := &connections{}, stopAt()
 	if d.memory, err = lease.OpenMemory(cfg.StateDir, productUUID()); err != nil {
 		return nil, err
 	}
@@ -107,12 +107,13 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Dial:      func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd, grpc.WithContextDialer(etcd.dial)) },
 		Endpoints: cfg.Etcd.Endpoints, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
 		Boot: boot, Memory: d.memory, Clock: fence.BootTime, Clocks: clocks, Flannel: flannelUp, Running: uidRuns,
-		Ready: d.underlay.Ready, Local: d.underlay.local, Public: d.underlay.public, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Step: stopAt(), Log: log,
+		Ready: d.underlay.Ready, Local: d.underlay.local, Public: d.underlay.public, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Step: step, Log: log,
 	})
 	d.underlay.onChange, d.underlay.onLook = d.engine.Touch, etcd.closeFrom
 	etcd.onAgain = d.engine.Touch // a proof shows whether it is the same store
 	attacher := attach.New(cfg.Name, netns.None(), log)
-	ledger, err := openLedger(cfg, boot, attacher, log)
+	attacher.Step = step
+	ledger, err := openLedger(cfg, ipam.Options{Boot: boot, Cooldown: cfg.AddressCooldown, Exclude: cfg.Exclude, Log: log, Step: step}, attacher)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +122,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
 		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
 		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
-		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: attacher, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Log: log,
+		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: attacher, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Log: log, Step: step,
 	})
 	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
 	return d, nil
@@ -155,9 +156,8 @@ func (d *daemon) tenancy(ctx context.Context) error {
 
 // openLedger opens the record of addresses; one that is missing or damaged is
 // made again from the interfaces in the kernel.
-func openLedger(cfg conf.Daemon, boot string, a *attach.Attacher, log *slog.Logger) (*ipam.Ledger, error) {
-	l, origin, err := ipam.Open(filepath.Join(cfg.RunDir, "ledger.json"),
-		ipam.Options{Boot: boot, Cooldown: cfg.AddressCooldown, Exclude: cfg.Exclude, Log: log})
+func openLedger(cfg conf.Daemon, o ipam.Options, a *attach.Attacher) (*ipam.Ledger, error) {
+	l, origin, err := ipam.Open(filepath.Join(cfg.RunDir, "ledger.json"), o)
 	if err != nil {
 		return nil, err
 	}
@@ -168,17 +168,18 @@ func openLedger(cfg conf.Daemon, boot string, a *attach.Attacher, log *slog.Logg
 	if err != nil {
 		return nil, fmt.Errorf("look for pod interfaces without a ledger: %w", err)
 	}
-	// Where two claim one address, one record keeps it from being given out.
+	// All in one write: half a ledger would look like a whole one. Where two
+	// claim one address, one record keeps it from being given out.
+	var all []ipam.Allocation
 	for _, f := range found {
-		err := l.Adopt(ipam.Allocation{
+		all = append(all, ipam.Allocation{
 			Key:       ipam.Key{Network: f.Owner.Network, ContainerID: f.Owner.ContainerID, IfName: f.Owner.IfName},
 			Addresses: f.Addrs, Host: f.HostName,
 		})
-		if err != nil {
-			log.Error("pod interface found in the kernel, but not put on record", "link", f.HostName, "addresses", f.Addrs, "error", err)
-			continue
-		}
-		log.Info("pod interface found in the kernel, back on record", "link", f.HostName, "container", f.Owner.ContainerID, "addresses", f.Addrs)
+		o.Log.Info("pod interface found in the kernel, back on record", "link", f.HostName, "container", f.Owner.ContainerID, "addresses", f.Addrs)
+	}
+	if err := l.Adopt(all...); err != nil {
+		o.Log.Error("pod interfaces found in the kernel, but not put on record", "error", err)
 	}
 	return l, nil
 }

@@ -89,29 +89,27 @@ func wayTo(place string) way {
 // stopped.
 func allPlaces(t *testing.T) []string {
 	t.Helper()
-	files, err := filepath.Glob("../../daemon/lease/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []string
-	for _, name := range files {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ast.Inspect(file, func(n ast.Node) bool {
-			if where, ok := placeIn(n); ok {
-				all = append(all, where)
-			}
-			return true
-		})
-	}
+	all := placesIn(t, "../../daemon/lease/*.go")
 	for where := range ways() {
 		if !slices.Contains(all, where) {
 			t.Errorf("the engine has no place %q any more", where)
+		}
+	}
+	return all
+}
+
+// placesIn reads the places out of source files, sorted.
+func placesIn(t *testing.T, patterns ...string) (all []string) {
+	t.Helper()
+	for _, pattern := range patterns {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no source %s: %v", pattern, err)
+		}
+		for _, name := range files {
+			if !strings.HasSuffix(name, "_test.go") {
+				all = append(all, placesOf(t, name)...)
+			}
 		}
 	}
 	slices.Sort(all)
@@ -119,6 +117,21 @@ func allPlaces(t *testing.T) []string {
 		t.Errorf("two places of one name among %q", all)
 	}
 	return slices.Compact(all)
+}
+
+func placesOf(t *testing.T, source string) (all []string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), source, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if where, ok := placeIn(n); ok {
+			all = append(all, where)
+		}
+		return true
+	})
+	return all
 }
 
 // placeIn takes the name out of a call of the hook: at("…").
