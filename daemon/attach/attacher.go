@@ -210,6 +210,20 @@ func (a *Attacher) Del(ctx context.Context, hostName string) error {
 	return nil
 }
 
+// Exists says whether a link of the host bears the name, ours or not.
+func (a *Attacher) Exists(ctx context.Context, hostName string) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, fmt.Errorf("look for veth %s: %w", hostName, err)
+	}
+	h, err := openHandle(a.host)
+	if err != nil {
+		return false, fmt.Errorf("look for veth %s: %w", hostName, err)
+	}
+	defer h.Close()
+	link, err := linkByName(h, hostName)
+	return link != nil, err
+}
+
 // List returns the host ends of this instance, in the kernel's order.
 func (a *Attacher) List(ctx context.Context) ([]Found, error) {
 	if err := ctx.Err(); err != nil {

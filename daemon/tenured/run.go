@@ -154,36 +154,6 @@ func (d *daemon) tenancy(ctx context.Context) error {
 	return g.Wait()
 }
 
-// openLedger opens the record of addresses; one that is missing or damaged is
-// made again from the interfaces in the kernel.
-func openLedger(cfg conf.Daemon, o ipam.Options, a *attach.Attacher) (*ipam.Ledger, error) {
-	l, origin, err := ipam.Open(filepath.Join(cfg.RunDir, "ledger.json"), o)
-	if err != nil {
-		return nil, err
-	}
-	if origin == ipam.Loaded {
-		return l, nil
-	}
-	found, err := a.List(context.Background())
-	if err != nil {
-		return nil, fmt.Errorf("look for pod interfaces without a ledger: %w", err)
-	}
-	// All in one write: half a ledger would look like a whole one. Where two
-	// claim one address, one record keeps it from being given out.
-	var all []ipam.Allocation
-	for _, f := range found {
-		all = append(all, ipam.Allocation{
-			Key:       ipam.Key{Network: f.Owner.Network, ContainerID: f.Owner.ContainerID, IfName: f.Owner.IfName},
-			Addresses: f.Addrs, Host: f.HostName,
-		})
-		o.Log.Info("pod interface found in the kernel, back on record", "link", f.HostName, "container", f.Owner.ContainerID, "addresses", f.Addrs)
-	}
-	if err := l.Adopt(all...); err != nil {
-		o.Log.Error("pod interfaces found in the kernel, but not put on record", "error", err)
-	}
-	return l, nil
-}
-
 // lockDirs makes the directories and makes sure that no other daemon uses
 // them; the locks end with the process.
 func lockDirs(dirs ...string) (unlock func(), err error) {
