@@ -33,6 +33,10 @@ func TestPluginKilled(t *testing.T) {
 			k.must(ctx, t, "", "ADD", k.pod)
 		}
 		k.killPlugin(ctx, t, stop.verb, stop.place)
+		cluster.Eventually(ctx, t, addTime, "the call is undone, or done", func() error {
+			_, err := k.fits(ctx, t)
+			return err
+		})
 		// The runtime saw it fail, and deletes.
 		k.must(ctx, t, "", "DEL", k.pod)
 		if left := k.whole(ctx, t, "plugin killed "+stop.place); len(left) != 1 {

@@ -176,34 +176,45 @@ type entry struct {
 	IPAM        bool
 }
 
-// whole says what does not fit together: records without an interface,
-// interfaces without a record, one address twice.
+// whole says what does not fit together.
 func (k *crash) whole(ctx context.Context, t *testing.T, when string) []entry {
+	t.Helper()
+	all, err := k.fits(ctx, t)
+	if err != nil {
+		t.Errorf("%s, %s: %v", k.name, when, err)
+	}
+	return all
+}
+
+// fits looks for records without an interface, interfaces without a record, and
+// one address twice.
+func (k *crash) fits(ctx context.Context, t *testing.T) ([]entry, error) {
 	t.Helper()
 	all, links := ledgerOf(t, k.node), hostEnds(ctx, t, k.node)
 	seen := map[string]bool{}
+	var errs []error
 	for _, e := range all {
 		for _, a := range e.Addresses {
 			if seen[a] {
-				t.Errorf("%s, %s: %s is on record twice", k.name, when, a)
+				errs = append(errs, fmt.Errorf("%s is on record twice", a))
 			}
 			seen[a] = true
 		}
 		if !e.IPAM && !slices.Contains(links, e.Host) {
-			t.Errorf("%s, %s: %s has %v on record, and no interface %s", k.name, when, e.ContainerID, e.Addresses, e.Host)
+			errs = append(errs, fmt.Errorf("%s has %v on record, and no interface %s", e.ContainerID, e.Addresses, e.Host))
 		}
 		links = slices.DeleteFunc(links, func(l string) bool { return l == e.Host })
 	}
 	if len(links) > 0 {
-		t.Errorf("%s, %s: interfaces %v without a record", k.name, when, links)
+		errs = append(errs, fmt.Errorf("interfaces %v without a record", links))
 	}
 	if !slices.ContainsFunc(all, func(e entry) bool { return e.ContainerID == k.witness.ContainerID() }) {
-		t.Errorf("%s, %s: the pod that lives is not on record", k.name, when)
+		errs = append(errs, errors.New("the pod that lives is not on record"))
 	}
 	if s := cluster.Status(ctx, t, k.node); int(s.Addresses.Used) != len(all) {
-		t.Errorf("%s, %s: status counts %d addresses, the file has %v", k.name, when, s.Addresses.Used, all)
+		errs = append(errs, fmt.Errorf("status counts %d addresses, the file has %v", s.Addresses.Used, all))
 	}
-	return all
+	return all, errors.Join(errs...)
 }
 
 // ledgerOf reads the records out of the node's file.
