@@ -30,6 +30,7 @@ func TestVersions(t *testing.T) {
 			speaker := &speaker{ctx: ctx, node: n, version: v}
 			t.Run("verbs", speaker.verbs)
 			t.Run("requests", speaker.requests)
+			t.Run("behind another plugin", speaker.behind)
 			t.Run("errors", speaker.errors)
 		})
 	}
@@ -103,6 +104,8 @@ func (s *speaker) verbs(t *testing.T) {
 		{"GC", "1.1.0", `,"cni.dev/valid-attachments":` + kept, 0, 1},
 		{"GC", "1.1.0", `,"cni.dev/attachments":` + kept, 0, 1},
 		{"GC", "1.1.0", `,"cni.dev/valid-attachments":null,"cni.dev/attachments":null`, 0, 1},
+		{"GC", "1.1.0", `,"cni.dev/valid-attachments":null,"cni.dev/attachments":[]`, 0, 0},
+		{"ADD", "0.3.1", "", 0, 1},
 		{"DEL", "0.4.0", "PREV", 0, 0},
 		{"DEL", "0.3.1", "", 0, 0},
 		{"CHECK", "0.4.0", "PREV", api.CodeCheckDiffers, 0},
@@ -236,6 +239,28 @@ func (s *speaker) requests(t *testing.T) {
 		t.Error(err)
 	}
 	wantUsed(s.ctx, t, s.node, 0)
+}
+
+// behind has another plugin ahead, whose result stays; the whole one serves a
+// CHECK.
+func (s *speaker) behind(t *testing.T) {
+	box := cluster.Sandbox(s.ctx, t, s.node, "behind-"+strings.ReplaceAll(s.version, ".", "-"))
+	family := `"version":"4",`
+	if s.can("1.0.0") {
+		family = ""
+	}
+	a := s.call(t, "ADD", box, fmt.Sprintf(`,"prevResult":{"cniVersion":%q,"interfaces":[{"name":"other0","sandbox":%q}],"ips":[{%s"address":"192.0.2.7/24","interface":0}]}`,
+		s.version, box.Path(), family))
+	r := cluster.Result(t, a)
+	if len(r.Interfaces) != 4 || r.Interfaces[0].Name != "other0" || len(r.IPs) != 2 || *r.IPs[0].Interface != 0 || *r.IPs[1].Interface != 3 {
+		t.Errorf("behind another plugin the result is %s", a.Stdout)
+	}
+	if a := s.call(t, "CHECK", box, `,"prevResult":`+string(a.Stdout)); s.can("0.4.0") && a.Exit != 0 {
+		t.Errorf("CHECK: %v", a.Err)
+	}
+	if a := s.call(t, "DEL", box, ""); a.Exit != 0 {
+		t.Errorf("DEL: %v", a.Err)
+	}
 }
 
 // errors are the specification's, and Tenure's own, of calls that cannot be
