@@ -198,6 +198,8 @@ func podman(ctx context.Context, t *testing.T, c *cluster.Cluster) {
 			t.Errorf("CHECK of %s: %v", calls[i].IfName, err)
 		}
 	}
+	networks[1].del(ctx, t, calls[0]) // eth0 is the other network's
+	wantUsed(ctx, t, n, 3)
 	for i, network := range networks {
 		network.del(ctx, t, calls[i])
 		hostEndGone(ctx, t, n, results[i])
