@@ -240,7 +240,8 @@ func (p identity) alive() bool {
 // cannot hit a successor of the number.
 func (p identity) kill() error {
 	fd, err := unix.PidfdOpen(p.Pid, 0)
-	if errors.Is(err, unix.ESRCH) {
+	// Gone, or the number is a thread's by now (ENOENT, EINVAL in older kernels).
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
 		return nil
 	}
 	if err != nil {
