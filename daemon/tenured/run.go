@@ -52,6 +52,7 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return server.Serve(ctx, l, d.handlers(), log) })
+	g.Go(func() error { return l.Watch(ctx, log, d.queue.drain) })
 	g.Go(func() error { return d.holdIdentity(ctx, uid) })
 	g.Go(func() error { return d.underlay.Run(ctx) })
 	g.Go(func() error { return d.endpoints.Run(ctx, d.engine) })

@@ -220,6 +220,29 @@ func delQueued(ctx context.Context, t *testing.T, n *lab.Node) {
 	}
 }
 
+// TestSocketRemoved: a daemon whose socket was removed by a cleaner of /run is
+// not cut off from its callers for longer than a few seconds.
+func TestSocketRemoved(t *testing.T) {
+	ctx := cluster.Context(t, time.Minute)
+	n := cluster.New(ctx, t, cluster.Network, "n1").Nodes[0]
+	pod, pid := cluster.Pod(ctx, t, n, "p"), n.Pid()
+	if err := os.Remove(n.Socket); err != nil {
+		t.Fatal(err)
+	}
+	del(ctx, t, n, pod) // meets nobody: it is queued
+	cluster.Eventually(ctx, t, 20*time.Second, "the daemon listens again, and the DEL is done", func() error {
+		s, err := n.Status(ctx)
+		if err == nil && s.Addresses.Used != 0 {
+			err = fmt.Errorf("%d addresses are in use", s.Addresses.Used)
+		}
+		return err
+	})
+	if names := entries(t, filepath.Join(filepath.Dir(n.Socket), "del")); len(names) != 0 || n.Pid() != pid {
+		t.Errorf("queued %v; the daemon was %d and is %d", names, pid, n.Pid())
+	}
+	cluster.Pod(ctx, t, n, "next")
+}
+
 func entries(t *testing.T, dir string) []string {
 	t.Helper()
 	found, err := os.ReadDir(dir)
