@@ -681,32 +681,80 @@ func TestBirthComparesWhatItRead(t *testing.T) {
 	}
 	config, store := mod(k.Config()), mod(k.Store())
 	for name, f := range map[string]fenced{
-		"birth":       birth(k, []byte(fourSubnets), Store{ID: "late"}),
-		"adopt":       adopt(k, config, Store{ID: "late"}),
-		"reconfigure": reconfigure(k, store, []byte(tenSeconds)),
+		"birth":       birth(k, []byte(fourSubnets), Store{ID: "late"}, fenced{}),
+		"adopt":       adopt(k, config, Store{ID: "late"}, fenced{}),
+		"reconfigure": reconfigure(k, store, []byte(tenSeconds), fenced{}),
 	} {
 		if succeeds(t, c, f) {
 			t.Errorf("%s: written over a born cluster", name)
 		}
 	}
 	remove(k.Store())
-	if succeeds(t, c, adopt(k, config-1, Store{ID: "late"})) {
+	if succeeds(t, c, adopt(k, config-1, Store{ID: "late"}, fenced{})) {
 		t.Error("a store was added to another config than the one that was read")
 	}
 	put(t, c, k.Store(), `{"ID":"another"}`)
 	remove(k.Config())
-	if succeeds(t, c, reconfigure(k, store, []byte(tenSeconds))) {
+	if succeeds(t, c, reconfigure(k, store, []byte(tenSeconds), fenced{})) {
 		t.Error("a config was written into another store than the one that was read")
 	}
-	op, err := putSettle(k, granted(t, c), Settle{})
+	settle, err := settleOver(k, granted(t, c), Settle{}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := putSettleAlone(t.Context(), c, k, op, 0); err != nil {
+	if err := complete(t.Context(), c, k, settle); err != nil {
 		t.Fatal(err)
 	}
-	if err := putSettleAlone(t.Context(), c, k, op, 0); !errors.Is(err, errLostRace) {
-		t.Errorf("settle was put over one that was not read: %v", err)
+	// From here on settle stands, which none of these has read.
+	remove(k.Store())
+	for name, f := range map[string]fenced{
+		"settle alone": settle,
+		"birth":        birth(k, []byte(fourSubnets), Store{ID: "late"}, settle),
+	} {
+		if err := complete(t.Context(), c, k, f); !errors.Is(err, errLostRace) {
+			t.Errorf("%s: settle was put over one that was not read: %v", name, err)
+		}
+	}
+	put(t, c, k.Config(), fourSubnets)
+	if succeeds(t, c, adopt(k, mod(k.Config()), Store{ID: "late"}, settle)) {
+		t.Error("adopt: settle was put over one that was not read")
+	}
+	put(t, c, k.Store(), `{"ID":"another"}`)
+	remove(k.Config())
+	if succeeds(t, c, reconfigure(k, mod(k.Store()), []byte(fourSubnets), settle)) {
+		t.Error("reconfigure: settle was put over one that was not read")
+	}
+}
+
+// TestInitBesideANodesSettle: while init --after-loss is on its way to a wiped
+// store, a node that knows of longer leases puts settle. The cluster is born,
+// and the longer settle stands.
+func TestInitBesideANodesSettle(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	c, k := s.Client(t), NewKeys(prefix)
+	p := etcdproxy.Start(t, s.Endpoint)
+	through := etcdtest.Client(t, p.URL())
+	birth := p.Delay(1, etcdproxy.Puts(k.Store()), etcdproxy.Request, 2*time.Second)
+	done := make(chan error, 1)
+	var born Born
+	go func() {
+		var err error
+		born, err = InitAfterLoss(t.Context(), through, prefix, []byte(fourSubnets), 5*time.Second)
+		done <- err
+	}()
+	eventually(t, "the birth on its way", func() bool { return birth.Hits() == 1 })
+	long := newLeaseID()
+	if _, err := grant(t.Context(), c, long, time.Hour, maxCall); err != nil {
+		t.Fatal(err)
+	}
+	put(t, c, k.Settle(), "x", clientv3.WithLease(long))
+	if err := <-done; err != nil || !born.Created || !born.Settling || born.Settle < 59*time.Minute {
+		t.Errorf("%+v, %v", born, err)
+	}
+	kvs := etcdtest.Get(t, c, k.Settle()).Kvs
+	if len(kvs) != 1 || clientv3.LeaseID(kvs[0].Lease) != long {
+		t.Errorf("settle is %v, want the longer one under %x", kvs, long)
 	}
 }
 

@@ -40,7 +40,13 @@ type Born struct {
 // validated. It is the operator's word that no node of an earlier life of the
 // cluster runs. Errors are etcd's.
 func Init(ctx context.Context, c *clientv3.Client, prefix string, config []byte) (Born, error) {
-	return initialise(ctx, c, NewKeys(prefix), config, nil)
+	for {
+		b, err := initialise(ctx, c, NewKeys(prefix), config, fenced{})
+		if !errors.Is(err, errLostRace) {
+			return b, err
+		}
+		// Somebody else was quicker: look again.
+	}
 }
 
 // InitAfterLoss is Init where nodes of an earlier life may run still: with the
@@ -50,27 +56,36 @@ func Init(ctx context.Context, c *clientv3.Client, prefix string, config []byte)
 // writes settle alone. A settle that stands for longer stays: a node put it,
 // which knew of longer leases.
 func InitAfterLoss(ctx context.Context, c *clientv3.Client, prefix string, config []byte, d time.Duration) (Born, error) {
-	k := NewKeys(prefix)
+	k, id := NewKeys(prefix), newLeaseID()
+	for {
+		b, err := afterLoss(ctx, c, k, config, d, id)
+		if !errors.Is(err, errLostRace) {
+			return b, err
+		}
+	}
+}
+
+// afterLoss is one try, with the settle that it writes under the lease id.
+func afterLoss(ctx context.Context, c *clientv3.Client, k Keys, config []byte, d time.Duration, id clientv3.LeaseID) (Born, error) {
 	stands, left, err := settleStands(ctx, c, k)
 	if err != nil {
 		return Born{}, err
 	}
 	if left >= d {
-		b, err := initialise(ctx, c, k, config, nil)
+		b, err := initialise(ctx, c, k, config, fenced{})
 		b.Settling, b.Settle = true, left
 		return b, err
 	}
-	id := newLeaseID()
 	if _, err := grant(ctx, c, id, d, maxCall); err != nil {
 		return Born{}, err
 	}
-	op, err := putSettle(k, id, Settle{Node: "tenurectl", Since: time.Now().UTC(), Why: "tenurectl init --after-loss"})
+	settle, err := settleOver(k, id, Settle{Node: "tenurectl", Since: time.Now().UTC(), Why: "tenurectl init --after-loss"}, stands)
 	if err != nil {
 		return Born{}, err
 	}
-	b, err := initialise(ctx, c, k, config, &op)
+	b, err := initialise(ctx, c, k, config, settle)
 	if err == nil && !b.Settling {
-		err = putSettleAlone(ctx, c, k, op, stands)
+		err = complete(ctx, c, k, settle)
 	}
 	b.Settling, b.Settle = true, d
 	return b, err
@@ -102,56 +117,41 @@ func settleStands(ctx context.Context, c *clientv3.Client, k Keys) (mod int64, l
 	return kv.ModRevision, time.Duration(ttl.TTL) * time.Second, nil
 }
 
-// putSettleAlone writes settle into a store that lacked nothing else, in the
-// place of the shorter one that stands, if any does.
-func putSettleAlone(ctx context.Context, c *clientv3.Client, k Keys, op clientv3.Op, stands int64) error {
-	f := fenced{cmps: []clientv3.Cmp{asRead(k.Settle(), stands)}, then: []clientv3.Op{op}}
+// initialise writes what the store lacks, and with it settle, which may be
+// empty. The error wraps errLostRace where somebody has written meanwhile.
+func initialise(ctx context.Context, c *clientv3.Client, k Keys, config []byte, settle fenced) (Born, error) {
+	settling := len(settle.then) > 0
+	store := Store{ID: uuid.NewString(), Born: time.Now().UTC()}
+	resp, err := commit(ctx, c, birth(k, config, store, settle), maxCall)
+	if err != nil {
+		return Born{}, fmt.Errorf("birth of %s: %w", k.All(), err)
+	}
+	if resp.Succeeded {
+		return Born{Created: true, Settling: settling, Store: store.ID, Config: config}, nil
+	}
+	switch s := reads(k, resp); {
+	case s.Store.ModRevision != 0 && s.Config.ModRevision != 0:
+		return Born{Store: s.Store.Value.ID, Config: s.Config.Value}, nil
+	case s.Store.ModRevision != 0:
+		b := Born{Reconfigured: true, Settling: settling, Store: s.Store.Value.ID, Config: config}
+		return b, complete(ctx, c, k, reconfigure(k, s.Store.ModRevision, config, settle))
+	case s.Config.ModRevision != 0:
+		b := Born{Adopted: true, Settling: settling, Store: store.ID, Config: s.Config.Value}
+		return b, complete(ctx, c, k, adopt(k, s.Config.ModRevision, store, settle))
+	}
+	return Born{}, fmt.Errorf("birth of %s: %w", k.All(), errLostRace) // settle has changed
+}
+
+// complete sends what was made for the store as it was read.
+func complete(ctx context.Context, c *clientv3.Client, k Keys, f fenced) error {
 	resp, err := commit(ctx, c, f, maxCall)
 	if err == nil && !resp.Succeeded {
 		err = errLostRace
 	}
 	if err != nil {
-		return fmt.Errorf("put %s: %w", k.Settle(), err)
+		return fmt.Errorf("complete %s: %w", k.All(), err)
 	}
 	return nil
-}
-
-func initialise(ctx context.Context, c *clientv3.Client, k Keys, config []byte, settle *clientv3.Op) (Born, error) {
-	var more []clientv3.Op
-	if settle != nil {
-		more = append(more, *settle)
-	}
-	store := Store{ID: uuid.NewString(), Born: time.Now().UTC()}
-	for {
-		f := birth(k, config, store, more...)
-		resp, err := commit(ctx, c, f, maxCall)
-		if err != nil {
-			return Born{}, fmt.Errorf("birth of %s: %w", k.All(), err)
-		}
-		if resp.Succeeded {
-			return Born{Created: true, Settling: settle != nil, Store: store.ID, Config: config}, nil
-		}
-		s := reads(k, resp)
-		var b Born
-		switch {
-		case s.Store.ModRevision != 0 && s.Config.ModRevision != 0:
-			return Born{Store: s.Store.Value.ID, Config: s.Config.Value}, nil
-		case s.Store.ModRevision != 0:
-			f = reconfigure(k, s.Store.ModRevision, config, more...)
-			b = Born{Reconfigured: true, Store: s.Store.Value.ID, Config: config}
-		default:
-			f = adopt(k, s.Config.ModRevision, store, more...)
-			b = Born{Adopted: true, Store: store.ID, Config: s.Config.Value}
-		}
-		if resp, err = commit(ctx, c, f, maxCall); err != nil {
-			return Born{}, fmt.Errorf("complete %s: %w", k.All(), err)
-		}
-		if resp.Succeeded {
-			b.Settling = settle != nil
-			return b, nil
-		}
-		// Somebody else was quicker: look again.
-	}
 }
 
 // reads is what a transaction read, as a snapshot of only that.

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -85,7 +84,7 @@ func decide(s *Snapshot, me self, inForce func() (*conf.Network, error)) decisio
 	case s.Store.ModRevision == 0:
 		d.wait = "the cluster has yet to be born: etcd has a network config but no store identity; run tenurectl init"
 	case settling:
-		d.wait = settlingText(s)
+		d.wait, _ = settles(s)
 	}
 	if d.wait != "" {
 		d.inherit = nil
@@ -104,15 +103,6 @@ func decide(s *Snapshot, me self, inForce func() (*conf.Network, error)) decisio
 // this node knew it, or others have put back what they know.
 func lived(s *Snapshot, me self) bool {
 	return me.Had != "" || s.Settle.ModRevision != 0 || slices.ContainsFunc(s.Entries, func(e Entry) bool { return e.Tenure != nil })
-}
-
-// settlingText says why nobody may acquire.
-func settlingText(s *Snapshot) string {
-	text := "the store is settling: nobody may acquire a subnet until every holder of an earlier life has shown itself or lapsed"
-	if v := s.Settle.Value; v.Node != "" {
-		text += fmt.Sprintf(" (begun by %s at %s: %s)", v.Node, v.Since.UTC().Format(time.RFC3339), v.Why)
-	}
-	return text
 }
 
 // here says that the record's address is this machine's.

@@ -139,6 +139,14 @@ func newHost(t *testing.T, name, endpoint string) *host {
 	return &host{t: t, name: name, dir: t.TempDir(), boot: name + "-boot", endpoint: endpoint, fence: &register{}, log: &logBuffer{}, address: "192.0.2.11"}
 }
 
+// losesState removes node.json between two runs.
+func (h *host) losesState() {
+	h.t.Helper()
+	if err := os.Remove(filepath.Join(h.dir, "node.json")); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
 // daemon is one run of the engine on a host.
 type daemon struct {
 	*Engine

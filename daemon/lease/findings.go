@@ -111,14 +111,17 @@ func overlaps(s *Snapshot) string {
 	return strings.Join(texts, "; ")
 }
 
-// settles says that the store settles, to a node that has not seen it go back:
-// one that was started or away meanwhile.
+// settles says why nobody may acquire, and since when; "" if settle does not
+// stand.
 func settles(s *Snapshot) (text string, since time.Time) {
 	if s.Settle.ModRevision == 0 {
 		return "", time.Time{}
 	}
-	by := s.Settle.Value
-	return fmt.Sprintf("the store settles (begun by %s: %s): what is held is served on, and nobody acquires a subnet until every holder has shown itself or lapsed", by.Node, by.Why), by.Since
+	by := "somebody" // who put it by hand
+	if v := s.Settle.Value; v.Node != "" {
+		by = fmt.Sprintf("%s at %s: %s", v.Node, v.Since.UTC().Format(time.RFC3339), v.Why)
+	}
+	return fmt.Sprintf("the store is settling (begun by %s): what is held is served on, and nobody acquires a subnet until every holder of an earlier life has shown itself or lapsed", by), s.Settle.Value.Since
 }
 
 // endless names the subnets whose records hang on no lease.

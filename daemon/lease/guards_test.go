@@ -2,8 +2,6 @@ package lease
 
 import (
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -323,9 +321,7 @@ func TestShorterLeaseCutsTheFenceFirst(t *testing.T) {
 		d := h.start()
 		d.waitHeld()
 		d.stop()
-		if err := os.Remove(filepath.Join(h.dir, "node.json")); err != nil {
-			t.Fatal(err)
-		}
+		h.losesState()
 		put(t, c, NewKeys(prefix).Config(), ttl("8s"))
 		r := lost(h, p)
 		stop := h.neverTooLong(c, false)

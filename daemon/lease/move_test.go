@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -81,9 +79,7 @@ func TestStateLost(t *testing.T) {
 			d := h.start()
 			v := d.waitHeld()
 			d.stop()
-			if err := os.Remove(filepath.Join(h.dir, "node.json")); err != nil {
-				t.Fatal(err)
-			}
+			h.losesState()
 			h.name, h.local, h.silent = c.name, c.local, c.silent
 			d = h.start()
 			w := d.wait("a decision", func(v View) bool { return v.State == api.StateHeld || v.State == api.StateRefused })

@@ -20,10 +20,9 @@ const (
 // forgetting is a store that is not the one this node knew. It ends when settle
 // has stood in it and is gone.
 type forgetting struct {
-	meeting Meeting
-	why     string
-	since   time.Time
-	now     Life // the store as it was met last
+	why   string
+	since time.Time
+	now   Life // the store as it was met last
 	// settled says that settle has been seen to stand in the store as it is
 	// now.
 	settled bool
@@ -47,7 +46,7 @@ func (e *Engine) meetLocked(now Life) (changed bool) {
 	case e.forgot == nil || e.forgot.settled:
 		why := e.known.Difference(now)
 		e.log.Error("the store forgot", "what", why)
-		e.forgot = &forgetting{meeting: m, why: why, since: time.Now(), now: now}
+		e.forgot = &forgetting{why: why, since: time.Now(), now: now}
 		e.settler = 0
 		e.problems.add(storeWentBack, api.SeverityError, why+"; what this node holds it puts back, and nobody acquires a subnet until every holder has shown itself or lapsed",
 			"nothing, if the store is there to stay; if config or store identity are missing: tenurectl init --after-loss with the config it had")

@@ -230,48 +230,50 @@ func (h Holding) reassert(l clientv3.LeaseID, seen *Snapshot, o Owner) (fenced, 
 // settle makes everybody wait for as long as l lives, in the store as it was
 // seen.
 func settle(k Keys, l clientv3.LeaseID, v Settle, seen *Snapshot) (fenced, error) {
-	op, err := putSettle(k, l, v)
-	if err != nil {
-		return fenced{}, err
+	f, err := settleOver(k, l, v, 0)
+	f.cmps = append(f.cmps, asRead(k.Store(), seen.Store.ModRevision))
+	return f, err
+}
+
+// settleOver does so in the place of the settle that stood when it was read, 0
+// if none did.
+func settleOver(k Keys, l clientv3.LeaseID, v Settle, stands int64) (fenced, error) {
+	if l == 0 {
+		return fenced{}, ErrNoLease
 	}
 	return fenced{
-		cmps: []clientv3.Cmp{absent(k.Settle()), asRead(k.Store(), seen.Store.ModRevision)},
-		then: []clientv3.Op{op},
+		cmps: []clientv3.Cmp{asRead(k.Settle(), stands)},
+		then: []clientv3.Op{clientv3.OpPut(k.Settle(), encode(v), clientv3.WithLease(l))},
 	}, nil
 }
 
-func putSettle(k Keys, l clientv3.LeaseID, v Settle) (clientv3.Op, error) {
-	if l == 0 {
-		return clientv3.Op{}, ErrNoLease
-	}
-	return clientv3.OpPut(k.Settle(), encode(v), clientv3.WithLease(l)), nil
+// with is one transaction of two.
+func (f fenced) with(o fenced) fenced {
+	f.cmps, f.then = append(f.cmps, o.cmps...), append(f.then, o.then...)
+	return f
 }
 
-// birth writes config and store where there is neither, and more, which is a
-// settle or nothing.
-func birth(k Keys, config []byte, s Store, more ...clientv3.Op) fenced {
-	puts := []clientv3.Op{clientv3.OpPut(k.Config(), string(config)), clientv3.OpPut(k.Store(), encode(s))}
+// birth writes config and store where there is neither, with a settle or none.
+func birth(k Keys, config []byte, s Store, settle fenced) fenced {
 	return fenced{
-		cmps: []clientv3.Cmp{absent(k.Config()), absent(k.Store())},
-		then: append(puts, more...),
-		other: []clientv3.Op{
-			clientv3.OpGet(k.Config()), clientv3.OpGet(k.Store()), clientv3.OpGet(k.Settle()),
-		},
-	}
+		cmps:  []clientv3.Cmp{absent(k.Config()), absent(k.Store())},
+		then:  []clientv3.Op{clientv3.OpPut(k.Config(), string(config)), clientv3.OpPut(k.Store(), encode(s))},
+		other: []clientv3.Op{clientv3.OpGet(k.Config()), clientv3.OpGet(k.Store())},
+	}.with(settle)
 }
 
 // adopt adds the store to a prefix that has a config only, flannel's.
-func adopt(k Keys, configMod int64, s Store, more ...clientv3.Op) fenced {
+func adopt(k Keys, configMod int64, s Store, settle fenced) fenced {
 	return fenced{
 		cmps: []clientv3.Cmp{asRead(k.Config(), configMod), absent(k.Store())},
-		then: append([]clientv3.Op{clientv3.OpPut(k.Store(), encode(s))}, more...),
-	}
+		then: []clientv3.Op{clientv3.OpPut(k.Store(), encode(s))},
+	}.with(settle)
 }
 
 // reconfigure writes the config of a born cluster that has none any more.
-func reconfigure(k Keys, storeMod int64, config []byte, more ...clientv3.Op) fenced {
+func reconfigure(k Keys, storeMod int64, config []byte, settle fenced) fenced {
 	return fenced{
 		cmps: []clientv3.Cmp{absent(k.Config()), asRead(k.Store(), storeMod)},
-		then: append([]clientv3.Op{clientv3.OpPut(k.Config(), string(config))}, more...),
-	}
+		then: []clientv3.Op{clientv3.OpPut(k.Config(), string(config))},
+	}.with(settle)
 }

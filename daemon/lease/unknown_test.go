@@ -3,8 +3,6 @@ package lease
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -332,9 +330,7 @@ func TestUnknownInheritance(t *testing.T) {
 			d := h.start()
 			v := d.waitHeld()
 			d.stop()
-			if err := os.Remove(filepath.Join(h.dir, "node.json")); err != nil {
-				t.Fatal(err)
-			}
+			h.losesState()
 			r := fault(p)
 			stopOpen, stop := h.openAllAlong(), h.neverTooLong(c, false)
 			d = h.start()
@@ -361,9 +357,7 @@ func TestReadAfterInheritanceFails(t *testing.T) {
 	d := h.start()
 	v := d.waitHeld()
 	d.stop()
-	if err := os.Remove(filepath.Join(h.dir, "node.json")); err != nil {
-		t.Fatal(err)
-	}
+	h.losesState()
 	key := NewKeys(prefix).Subnet(v.Holding.Subnets())
 	p.DropReply(etcdproxy.Always, etcdproxy.When(func(r *pb.RangeRequest) bool { return string(r.Key) == key && len(r.RangeEnd) == 0 }), etcdproxy.Silence)
 	stopOpen, stop := h.openAllAlong(), h.neverTooLong(c, false)
@@ -578,9 +572,7 @@ func TestInheritanceRefusedAfterAnUnknownTry(t *testing.T) {
 	d := h.start()
 	d.waitHeld()
 	d.stop()
-	if err := os.Remove(filepath.Join(h.dir, "node.json")); err != nil {
-		t.Fatal(err)
-	}
+	h.losesState()
 	first := p.CommitLate(1, subnetKeys(), etcdproxy.Fail)
 	tries := 0
 	second := p.Delay(1, func(method string, request any) bool {
@@ -616,9 +608,7 @@ func TestInheritanceRefusedBecauseItWasDone(t *testing.T) {
 	d := h.start()
 	v := d.waitHeld()
 	d.stop()
-	if err := os.Remove(filepath.Join(h.dir, "node.json")); err != nil {
-		t.Fatal(err)
-	}
+	h.losesState()
 	second := p.Delay(2, subnetKeys(), etcdproxy.Request, time.Second) // and the first, which is kept anyway
 	first := p.CommitLate(1, subnetKeys(), etcdproxy.Fail)
 	stop := h.neverTooLong(c, false)

@@ -125,8 +125,8 @@ func (n *Node) admit(ctx context.Context, k ipam.Key, prepare func(context.Conte
 }
 
 // inDate waits for a holding whose deadline has not passed. While the daemon
-// has yet to hear from etcd, or to prove anew what is in doubt, it waits; where it knows that there is nothing to
-// be had now, it says why at once.
+// has yet to hear from etcd, or to prove anew what is in doubt, it waits; where
+// it knows that there is nothing to be had now, it says why at once.
 func (n *Node) inDate(ctx context.Context) (lease.View, error) {
 	ctx, cancel := context.WithTimeout(ctx, tenancyWait)
 	defer cancel()

@@ -69,7 +69,7 @@ func (n *Node) look(ctx context.Context, before sight) (sight, error) {
 	if err != nil {
 		return sight{}, err
 	}
-	for _, a := range withoutLink(records, found) {
+	for _, a := range WithoutInterface(records, found) {
 		if n.keys.busy(a.Key) {
 			continue // whoever works on it is alive
 		}
@@ -85,7 +85,7 @@ func (n *Node) look(ctx context.Context, before sight) (sight, error) {
 		}
 	}
 	for _, f := range withoutRecord(records, found) {
-		if n.keys.busy(keyOf(f.Owner)) {
+		if n.keys.busy(KeyOf(f.Owner)) {
 			continue
 		}
 		now.links[f.Owner] = true
@@ -96,19 +96,22 @@ func (n *Node) look(ctx context.Context, before sight) (sight, error) {
 	return now, nil
 }
 
-func keyOf(o attach.Owner) ipam.Key {
+// KeyOf is the record's key of whoever owns an interface.
+func KeyOf(o attach.Owner) ipam.Key {
 	return ipam.Key{Network: o.Network, ContainerID: o.ContainerID, IfName: o.IfName}
 }
 
-// withoutLink are the records of pod interfaces that the kernel does not list.
-func withoutLink(records []ipam.Allocation, found []attach.Found) []ipam.Allocation {
-	exist := map[string]bool{}
+// WithoutInterface are the records of pod interfaces that are not among those
+// found in the kernel, neither by their name nor, if somebody has renamed them,
+// by their owner. Addresses of tenure-ipam have no interface of ours.
+func WithoutInterface(records []ipam.Allocation, found []attach.Found) []ipam.Allocation {
+	names, owners := map[string]bool{}, map[ipam.Key]bool{}
 	for _, f := range found {
-		exist[f.HostName] = true
+		names[f.HostName], owners[KeyOf(f.Owner)] = true, true
 	}
 	var all []ipam.Allocation
 	for _, a := range records {
-		if !a.IPAM && a.Host != "" && !exist[a.Host] {
+		if !a.IPAM && a.Host != "" && !names[a.Host] && !owners[a.Key] {
 			all = append(all, a)
 		}
 	}
@@ -129,7 +132,7 @@ func withoutRecord(records []ipam.Allocation, found []attach.Found) []attach.Fou
 	var all []attach.Found
 	for _, f := range found {
 		shared := slices.ContainsFunc(f.Addrs, func(p netip.Prefix) bool { return taken[p.Addr()] })
-		if !keys[keyOf(f.Owner)] && !shared && f.HostName == attach.HostName(f.Owner) {
+		if !keys[KeyOf(f.Owner)] && !shared && f.HostName == attach.HostName(f.Owner) {
 			all = append(all, f)
 		}
 	}
@@ -159,7 +162,7 @@ func (n *Node) collectRecord(ctx context.Context, m mark) {
 
 // collectLink removes an interface that no record knows.
 func (n *Node) collectLink(ctx context.Context, f attach.Found) {
-	unlock, ok := n.lockSoon(ctx, keyOf(f.Owner))
+	unlock, ok := n.lockSoon(ctx, KeyOf(f.Owner))
 	if !ok {
 		return
 	}

@@ -23,6 +23,15 @@ func (r *rig) dies(container string) {
 	delete(r.interfaces.exist, attach.HostName(r.owner(keyFor(container))))
 }
 
+// renamed gives a pod's interface another name, and leaves whose it is.
+func (r *rig) renamed(container string) {
+	r.interfaces.mu.Lock()
+	defer r.interfaces.mu.Unlock()
+	name := attach.HostName(r.owner(keyFor(container)))
+	r.interfaces.exist["other0"] = r.interfaces.exist[name]
+	delete(r.interfaces.exist, name)
+}
+
 // stray puts an interface into the kernel that no record knows.
 func (r *rig) stray(container string, addrs ...string) {
 	w := attach.Want{Owner: r.owner(keyFor(container))}
@@ -59,6 +68,10 @@ func TestCollect(t *testing.T) {
 		"dead at both looks":               {first: func(_ *testing.T, r *rig) { r.dies("c1") }},
 		"dead at the second only":          {between: func(_ *testing.T, r *rig) { r.dies("c1") }, want: []string{"c1"}},
 		"dead, but its namespace may live": {first: func(_ *testing.T, r *rig) { r.dies("c1"); r.interfaces.living = map[string]bool{"/run/netns/c1": true} }, want: []string{"c1"}},
+		"renamed by somebody": {
+			first: func(_ *testing.T, r *rig) { r.renamed("c1") },
+			want:  []string{"c1"}, links: 1,
+		},
 		"deleted and added between": {
 			first: func(_ *testing.T, r *rig) { r.dies("c1") },
 			between: func(t *testing.T, r *rig) {

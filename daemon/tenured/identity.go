@@ -44,9 +44,15 @@ func productUUID() string {
 // namespace, as the subnet is.
 func uidSocket(uid string) string { return "@tenure/node/" + uid }
 
-// holdUID keeps this identity from being used by another daemon on this machine,
-// until the returned listener is closed. The error says that one does.
-func holdUID(uid string) (net.Listener, error) {
+// heldUID keeps an identity from being used by another daemon on this machine
+// until it is closed.
+type heldUID struct {
+	l        net.Listener
+	answered chan struct{} // closed when nobody answers any more
+}
+
+// holdUID holds an identity. The error says that another daemon does.
+func holdUID(uid string) (*heldUID, error) {
 	l, err := net.Listen("unix", uidSocket(uid))
 	if errors.Is(err, unix.EADDRINUSE) {
 		return nil, fmt.Errorf("another tenured on this machine has the identity (UID %s) of this --state-dir, which was copied from it; remove node.json from the copy", uid)
@@ -54,20 +60,22 @@ func holdUID(uid string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hold the identity %s: %w", uid, err)
 	}
-	go answer(l)
-	return l, nil
+	h := &heldUID{l, make(chan struct{})}
+	go h.answer()
+	return h, nil
 }
 
-// answer takes every call and ends it, until l is closed: a call that nobody
-// takes stays in the listener's queue, and a full queue looks like nobody.
-func answer(l net.Listener) {
+// answer takes every call and ends it, until the listener is closed: a call that
+// nobody takes stays in the listener's queue, and a full queue looks like nobody.
+func (h *heldUID) answer() {
+	defer close(h.answered)
 	for {
-		c, err := l.Accept()
+		c, err := h.l.Accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			time.Sleep(answerPause) // no descriptors, for example
+			<-time.After(answerPause) // no descriptors, for example
 		default:
 			_ = c.Close()
 		}
@@ -76,6 +84,13 @@ func answer(l net.Listener) {
 
 // answerPause keeps a lasting fault from spinning.
 const answerPause = 100 * time.Millisecond
+
+// Close gives the identity up.
+func (h *heldUID) Close() error {
+	err := h.l.Close()
+	<-h.answered
+	return err
+}
 
 // uidRuns says whether a daemon with that identity runs on this machine. Only a
 // call that is refused, because nobody listens, says that none does.
@@ -89,19 +104,19 @@ func uidRuns(uid string) bool {
 
 // holdIdentity holds the UID that the engine goes by until ctx ends; a clone
 // takes a new one while it runs.
-func (d *daemon) holdIdentity(ctx context.Context, first net.Listener) error {
-	held, l := d.memory.Get().UID, first
-	defer func() { _ = l.Close() }()
+func (d *daemon) holdIdentity(ctx context.Context, first *heldUID) error {
+	uid, held := d.memory.Get().UID, first
+	defer func() { _ = held.Close() }()
 	for {
 		v, changed := d.engine.Changed()
-		if v.UID != held {
+		if v.UID != uid {
 			if next, err := holdUID(v.UID); err != nil {
 				d.log.Warn("the new identity is not held against copies on this machine", "error", err)
 			} else {
-				_ = l.Close()
-				l = next
+				_ = held.Close()
+				held = next
 			}
-			held = v.UID
+			uid = v.UID
 		}
 		select {
 		case <-ctx.Done():
@@ -122,19 +137,4 @@ func clocks() lease.Clocks {
 		return time.Duration(ts.Nano())
 	}
 	return lease.Clocks{Boot: read(unix.CLOCK_BOOTTIME), Mono: read(unix.CLOCK_MONOTONIC), Real: read(unix.CLOCK_REALTIME)}
-}
-
-// flannelUp says whether a flannel device is up here: then its daemon's record
-// is no leftover. What cannot be told counts as up.
-func flannelUp() bool {
-	links, err := net.Interfaces()
-	if err != nil {
-		return true
-	}
-	for _, l := range links {
-		if l.Flags&net.FlagUp != 0 && (strings.HasPrefix(l.Name, "flannel.") || strings.HasPrefix(l.Name, "flannel-v6.")) {
-			return true
-		}
-	}
-	return false
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/attach"
+	"github.com/tenure-cni/tenure/daemon/node"
 	"github.com/tenure-cni/tenure/ipam"
 )
 
@@ -25,7 +26,7 @@ func openLedger(cfg conf.Daemon, o ipam.Options, a *attach.Attacher) (*ipam.Ledg
 		return nil, fmt.Errorf("compare the ledger with the pod interfaces in the kernel: %w", err)
 	}
 	adopt(l, found, o.Log)
-	for _, r := range without(l.List(), found) {
+	for _, r := range node.WithoutInterface(l.List(), found) {
 		// It may be there and have lost the alias that List goes by.
 		if there, err := a.Exists(context.Background(), r.Host); there || err != nil {
 			continue // when in doubt, keep
@@ -41,7 +42,7 @@ func openLedger(cfg conf.Daemon, o ipam.Options, a *attach.Attacher) (*ipam.Ledg
 func adopt(l *ipam.Ledger, found []attach.Found, log *slog.Logger) {
 	var all []ipam.Allocation
 	for _, f := range found {
-		k := keyOf(f)
+		k := node.KeyOf(f.Owner)
 		if _, known := l.Get(k); known {
 			continue
 		}
@@ -51,24 +52,4 @@ func adopt(l *ipam.Ledger, found []attach.Found, log *slog.Logger) {
 	if err := l.Adopt(all...); err != nil {
 		log.Error("pod interfaces found in the kernel, but not put on record", "error", err)
 	}
-}
-
-func keyOf(f attach.Found) ipam.Key {
-	return ipam.Key{Network: f.Owner.Network, ContainerID: f.Owner.ContainerID, IfName: f.Owner.IfName}
-}
-
-// without are the records whose interface is not among those found, neither by
-// its name nor by its owner. Those of tenure-ipam have none of ours.
-func without(records []ipam.Allocation, found []attach.Found) []ipam.Allocation {
-	names, owners := map[string]bool{}, map[ipam.Key]bool{}
-	for _, f := range found {
-		names[f.HostName], owners[keyOf(f)] = true, true
-	}
-	var all []ipam.Allocation
-	for _, r := range records {
-		if !r.IPAM && !names[r.Host] && !owners[r.Key] {
-			all = append(all, r)
-		}
-	}
-	return all
 }

@@ -107,7 +107,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	d.engine = lease.NewEngine(lease.Config{
 		Dial:      func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd, grpc.WithContextDialer(etcd.dial)) },
 		Endpoints: cfg.Etcd.Endpoints, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
-		Boot: boot, Memory: d.memory, Clock: fence.BootTime, Clocks: clocks, Flannel: flannelUp, Running: uidRuns,
+		Boot: boot, Memory: d.memory, Clock: fence.BootTime, Clocks: clocks, Flannel: d.underlay.flannelUp, Running: uidRuns,
 		Ready: d.underlay.Ready, Local: d.underlay.local, Public: d.underlay.public, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Step: step, Log: log,
 	})
 	d.underlay.onChange, d.underlay.onLook = d.engine.Touch, etcd.closeFrom

@@ -346,6 +346,16 @@ func (u *underlay) links() ([]netlink.Link, error) {
 	return links, nil
 }
 
+// flannelUp says whether a flannel device is up here: then its daemon's record
+// is no leftover. What cannot be told counts as up.
+func (u *underlay) flannelUp() bool {
+	links, err := u.links()
+	return err != nil || slices.ContainsFunc(links, func(l netlink.Link) bool {
+		a := l.Attrs()
+		return a.Flags&net.FlagUp != 0 && (strings.HasPrefix(a.Name, "flannel.") || strings.HasPrefix(a.Name, "flannel-v6."))
+	})
+}
+
 // tornReads is how often a list is read that changes while it is read.
 const tornReads = 20
 

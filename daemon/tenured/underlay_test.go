@@ -321,3 +321,23 @@ func TestOwnLinks(t *testing.T) {
 		t.Errorf("own vxlan devices (-want +got):\n%s", diff)
 	}
 }
+
+// TestFlannelUp tells a flannel that runs from what it left behind.
+func TestFlannelUp(t *testing.T) {
+	for name, want := range map[string]bool{"flannel.1": true, "flannel-v6.1": true, "flannel0": false, "eth1": false} {
+		m := newMachine(t)
+		u := &underlay{handle: m.h}
+		l := m.link("a0")
+		m.down(l)
+		if err := m.h.LinkSetName(l, name); err != nil {
+			t.Fatal(err)
+		}
+		if u.flannelUp() {
+			t.Errorf("%s counts as up while it is down", name)
+		}
+		m.up(name)
+		if got := u.flannelUp(); got != want {
+			t.Errorf("%s is up: %t, want %t", name, got, want)
+		}
+	}
+}
