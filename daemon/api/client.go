@@ -30,7 +30,7 @@ func NewClient(socket string) *Client { return &Client{socket} }
 // failed dial or the context's error.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	var st Status
-	if err := c.do(ctx, http.MethodGet, PathStatus, nil, &st); err != nil {
+	if err := c.do(ctx, http.MethodGet, PathStatus, nil, &st, nil); err != nil {
 		return nil, err
 	}
 	return &st, nil
@@ -41,23 +41,32 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 // Response.
 func (c *Client) Call(ctx context.Context, path string, req *Request) (*Response, error) {
 	var resp Response
-	if err := c.do(ctx, http.MethodPost, path, req, &resp); err != nil {
+	if err := c.do(ctx, http.MethodPost, path, req, &resp, nil); err != nil {
 		return nil, err
 	}
 	return &resp, nil
+}
+
+// Receive posts a request whose answer the daemon takes back unless it has
+// arrived where it should go: take is called with it, and when that succeeds
+// the daemon gets a receipt. The error is that of take, or as of Call.
+func (c *Client) Receive(ctx context.Context, path string, req *Request, take func(*Response) error) error {
+	var resp Response
+	return c.do(ctx, http.MethodPost, path, req, &resp, func() error { return take(&resp) })
 }
 
 // Leave asks the node to give its subnet up. The error is of the transport
 // only; a refusal is in the answer.
 func (c *Client) Leave(ctx context.Context, l Leave) (*Left, error) {
 	var left Left
-	if err := c.do(ctx, http.MethodPost, PathLeave, l, &left); err != nil {
+	if err := c.do(ctx, http.MethodPost, PathLeave, l, &left, nil); err != nil {
 		return nil, err
 	}
 	return &left, nil
 }
 
-func (c *Client) do(ctx context.Context, method, path string, in, out any) error {
+// do makes one call. With take a receipt is promised, and sent once it succeeds.
+func (c *Client) do(ctx context.Context, method, path string, in, out any, take func() error) error {
 	var body io.Reader
 	if in != nil {
 		b, err := json.Marshal(in)
@@ -71,6 +80,9 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 		return fmt.Errorf("build request %s: %w", path, err)
 	}
 	req.Close = true
+	if take != nil {
+		req.Header.Set(HeaderReceipt, "1")
+	}
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.socket)
 	if err != nil {
 		return fmt.Errorf("call tenured on %s: %w", c.socket, err)
@@ -88,6 +100,13 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 	if err := json.Unmarshal(b, out); err != nil {
 		return fmt.Errorf("decode answer of tenured on %s: %w", c.socket, err)
 	}
+	if take == nil {
+		return nil
+	}
+	if err := take(); err != nil {
+		return err
+	}
+	_, _ = conn.Write([]byte{Receipt}) // a daemon that has gone keeps what it gave
 	return nil
 }
 

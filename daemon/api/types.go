@@ -18,6 +18,14 @@ const (
 	PathIPAM = "/v1/ipam/"
 )
 
+// HeaderReceipt of a request promises a receipt: once the answer has been
+// passed on, the caller writes the byte Receipt on the connection. What an ADD
+// gave to a caller that goes without one is taken back.
+const (
+	HeaderReceipt = "Tenure-Receipt"
+	Receipt       = '\n'
+)
+
 // PathLeave answers POST of a Leave with a Left.
 const PathLeave = "/v1/leave"
 

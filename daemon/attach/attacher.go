@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -58,6 +59,8 @@ type Attacher struct {
 	// Step is called ahead of each Op, and of a deletion, with the name of the
 	// place; nil outside tests. It is set before the first call.
 	Step func(where string)
+
+	deletions sync.WaitGroup // that the kernel has not answered yet
 }
 
 // New returns an Attacher for the instance. Its host ends are made in the
@@ -182,32 +185,6 @@ func (a *Attacher) explainExisting(k *kernel, w Want, cause error) error {
 		return err
 	}
 	return fmt.Errorf("create veth %s: %w", w.HostName(), cause)
-}
-
-// Del removes the pair whose host end bears hostName. It succeeds where there
-// is none. ErrForeignHost says that the name is borne by a link that is not
-// this instance's: it is left alone.
-func (a *Attacher) Del(ctx context.Context, hostName string) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("delete veth %s: %w", hostName, err)
-	}
-	h, err := openHandle(a.host)
-	if err != nil {
-		return fmt.Errorf("delete veth %s: %w", hostName, err)
-	}
-	defer h.Close()
-	link, err := linkByName(h, hostName)
-	if err != nil || link == nil {
-		return err
-	}
-	if l := asLink(link); !l.isOurs(a.instance, hostName) {
-		return fmt.Errorf("delete veth %s: %w: it is a %s with alias %q", hostName, ErrForeignHost, l.Kind, l.Alias)
-	}
-	a.at("before the interface is deleted")
-	if err := deleteLink(h, link.Attrs().Index); err != nil {
-		return fmt.Errorf("delete veth %s: %w", hostName, err)
-	}
-	return nil
 }
 
 // Exists says whether a link of the host bears the name, ours or not.

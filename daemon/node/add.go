@@ -26,33 +26,53 @@ const (
 	undoTimeout = 5 * time.Second
 )
 
-// Add answers ADD of the plugin tenure.
-func (n *Node) Add(ctx context.Context, r *api.Request) *api.Response {
-	ctx, cancel := context.WithTimeout(ctx, addTimeout)
-	defer cancel()
-	result, err := n.add(ctx, r)
-	return n.answer("ADD", r, result, err)
+// Add answers ADD of the plugin tenure: deliver is called once, with the answer.
+// When a result does not arrive, the ADD is undone.
+func (n *Node) Add(ctx context.Context, r *api.Request, deliver func(*api.Response) error) {
+	n.give(ctx, "ADD", r, deliver, n.add)
 }
 
-func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error) {
+// undelivered is an answer for which there is nobody any more.
+type undelivered struct{ error }
+
+func (n *Node) give(ctx context.Context, verb string, r *api.Request, deliver func(*api.Response) error,
+	add func(context.Context, *api.Request, func(json.RawMessage) error) error) {
+	ctx, cancel := context.WithTimeout(ctx, addTimeout)
+	defer cancel()
+	err := add(ctx, r, func(result json.RawMessage) error {
+		if err := deliver(&api.Response{Result: result}); err != nil {
+			return undelivered{fmt.Errorf("the caller has gone without its answer: %w", err)}
+		}
+		return nil
+	})
+	if err == nil {
+		return
+	}
+	resp := n.answer(verb, r, err)
+	if e := (undelivered{}); !errors.As(err, &e) {
+		_ = deliver(resp) // a failure leaves nothing to take back
+	}
+}
+
+func (n *Node) add(ctx context.Context, r *api.Request, deliver func(json.RawMessage) error) error {
 	c, err := parse(r)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	prev, err := c.previous()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	v, unlock, err := n.admit(ctx, c.key, n.awaitBridge)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer unlock()
 
 	n.cfg.at("before the address is on record")
 	a, existed, err := n.allocate(c, v.Holding.Subnets(), attach.HostName(n.owner(c.key)))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	undo := func() {
 		if !existed {
@@ -63,7 +83,7 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 	ep, err := n.cfg.Interfaces.Add(ctx, c.netns, n.want(a))
 	if err != nil {
 		undo()
-		return nil, fmt.Errorf("attach %s: %w", c.key, n.explain(err))
+		return fmt.Errorf("attach %s: %w", c.key, n.explain(err))
 	}
 	n.touched()
 	n.cfg.at("after the interface was made")
@@ -75,15 +95,17 @@ func (n *Node) add(ctx context.Context, r *api.Request) (json.RawMessage, error)
 	}
 	if err != nil {
 		undo()
-		return nil, err
+		return err
 	}
 	result, err := n.result(c, prev, a, ep)
+	if err == nil {
+		n.cfg.at("before an ADD is answered")
+		err = deliver(result)
+	}
 	if err != nil {
 		undo()
-		return nil, err
 	}
-	n.cfg.at("before an ADD is answered")
-	return result, nil
+	return err
 }
 
 // explain adds to an error about the bridge what keeps the data plane from
@@ -271,9 +293,9 @@ func (n *Node) want(a ipam.Allocation) attach.Want {
 }
 
 // answer logs a failed call once and puts it into the wire's form.
-func (n *Node) answer(verb string, r *api.Request, result json.RawMessage, err error) *api.Response {
+func (n *Node) answer(verb string, r *api.Request, err error) *api.Response {
 	if err == nil {
-		return &api.Response{Result: result}
+		return &api.Response{}
 	}
 	e := toCNI(err)
 	n.cfg.Log.Warn(verb+" failed", "container", r.ContainerID, "if", r.IfName, "code", e.Code, "error", e.Msg)

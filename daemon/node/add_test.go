@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -523,4 +524,32 @@ func TestDelDoesNotWaitBehindAnAdd(t *testing.T) {
 		}
 		wantCode(t, <-added, api.CodeTryAgain)
 	})
+}
+
+// TestUndeliveredAddIsUndone: nobody knows of an address whose ADD was never
+// answered. What an earlier ADD was answered with stays.
+func TestUndeliveredAddIsUndone(t *testing.T) {
+	for name, add := range map[string]func(*Node, context.Context, *api.Request, func(*api.Response) error){
+		"tenure": (*Node).Add, "tenure-ipam": (*Node).IPAMAdd,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, held(t, "10.5.34.0/24", 7))
+			calls := 0
+			lost := func(*api.Response) error { calls++; return io.ErrClosedPipe }
+			add(r.Node, t.Context(), request("c1", ""), lost)
+			if calls != 1 {
+				t.Errorf("%d answers to somebody who has gone", calls)
+			}
+			wantNothing(t, r)
+			if resp := delivered(t.Context(), request("c1", ""), func(ctx context.Context, req *api.Request, deliver func(*api.Response) error) {
+				add(r.Node, ctx, req, deliver)
+			}); resp.Error != nil {
+				t.Fatal(resp.Error)
+			}
+			add(r.Node, t.Context(), request("c1", ""), lost)
+			if _, ok := r.ledger.Get(ipam.Key{Network: "net", ContainerID: "c1", IfName: "eth0"}); !ok {
+				t.Error("what an earlier ADD gave was taken back")
+			}
+		})
+	}
 }

@@ -22,7 +22,7 @@ import (
 func (n *Node) Check(ctx context.Context, r *api.Request) *api.Response {
 	ctx, cancel := context.WithTimeout(ctx, addTimeout)
 	defer cancel()
-	return n.answer("CHECK", r, nil, n.check(ctx, r))
+	return n.answer("CHECK", r, n.check(ctx, r))
 }
 
 func (n *Node) check(ctx context.Context, r *api.Request) error {

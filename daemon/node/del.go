@@ -21,7 +21,7 @@ const delTimeout = 7 * time.Second
 // result of ADD: the key names the host end of the veth, and removing that end
 // removes both.
 func (n *Node) Del(ctx context.Context, r *api.Request) *api.Response {
-	return n.answer("DEL", r, nil, n.del(ctx, r, n.remove))
+	return n.answer("DEL", r, n.del(ctx, r, n.remove))
 }
 
 // del parses what there is to parse and frees the key.
@@ -88,7 +88,7 @@ func (n *Node) release(k ipam.Key, byIPAM bool) error {
 // list is removed. Without a list, which is not an empty one, nothing is; nor
 // is what was added after the call had come in.
 func (n *Node) GC(ctx context.Context, r *api.Request) *api.Response {
-	return n.answer("GC", r, nil, n.gc(ctx, r, func(a ipam.Allocation) bool { return !a.IPAM }, n.remove))
+	return n.answer("GC", r, n.gc(ctx, r, func(a ipam.Allocation) bool { return !a.IPAM }, n.remove))
 }
 
 func (n *Node) gc(ctx context.Context, r *api.Request, ours func(ipam.Allocation) bool, free func(context.Context, ipam.Key) error) error {

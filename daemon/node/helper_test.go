@@ -267,6 +267,24 @@ func newRig(t *testing.T, v lease.View) *rig {
 	return r
 }
 
+// Add and IPAMAdd are those of the Node for a caller that is there to the end.
+func (r *rig) Add(ctx context.Context, req *api.Request) *api.Response {
+	return delivered(ctx, req, r.Node.Add)
+}
+
+func (r *rig) IPAMAdd(ctx context.Context, req *api.Request) *api.Response {
+	return delivered(ctx, req, r.Node.IPAMAdd)
+}
+
+func delivered(ctx context.Context, req *api.Request, add func(context.Context, *api.Request, func(*api.Response) error)) *api.Response {
+	var answer *api.Response
+	add(ctx, req, func(resp *api.Response) error {
+		answer = resp
+		return nil
+	})
+	return answer
+}
+
 // request is a call for one container; more are members of the config.
 func request(container, more string) *api.Request {
 	return &api.Request{ContainerID: container, IfName: "eth0", Netns: "/run/netns/" + container,

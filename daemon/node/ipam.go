@@ -10,30 +10,28 @@ import (
 )
 
 // IPAMAdd answers ADD of the plugin tenure-ipam: an address, no interface.
-func (n *Node) IPAMAdd(ctx context.Context, r *api.Request) *api.Response {
-	ctx, cancel := context.WithTimeout(ctx, addTimeout)
-	defer cancel()
-	result, err := n.ipamAdd(ctx, r)
-	return n.answer("IPAM ADD", r, result, err)
+// deliver is as for Add.
+func (n *Node) IPAMAdd(ctx context.Context, r *api.Request, deliver func(*api.Response) error) {
+	n.give(ctx, "IPAM ADD", r, deliver, n.ipamAdd)
 }
 
-func (n *Node) ipamAdd(ctx context.Context, r *api.Request) (json.RawMessage, error) {
+func (n *Node) ipamAdd(ctx context.Context, r *api.Request, deliver func(json.RawMessage) error) error {
 	c, err := parse(r)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if refused := c.refuseBypass(); refused != nil {
-		return nil, refused
+		return refused
 	}
 	v, unlock, err := n.admit(ctx, c.key, func(context.Context, lease.View) {})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer unlock()
 	n.cfg.at("before the address of tenure-ipam is on record")
 	a, existed, err := n.allocate(c, v.Holding.Subnets(), "")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	result, err := ipamResult(c, a)
 	if err == nil {
@@ -42,19 +40,19 @@ func (n *Node) ipamAdd(ctx context.Context, r *api.Request) (json.RawMessage, er
 	if err == nil {
 		err = n.still(ctx, v, existed)
 	}
-	if err != nil {
-		if !existed {
-			n.cfg.Ledger.Release(c.key)
-		}
-		return nil, err
+	if err == nil {
+		n.cfg.at("before an ADD of tenure-ipam is answered")
+		err = deliver(result)
 	}
-	n.cfg.at("before an ADD of tenure-ipam is answered")
-	return result, nil
+	if err != nil && !existed {
+		n.cfg.Ledger.Release(c.key)
+	}
+	return err
 }
 
 // IPAMDel answers DEL of tenure-ipam: the address is free again.
 func (n *Node) IPAMDel(ctx context.Context, r *api.Request) *api.Response {
-	return n.answer("IPAM DEL", r, nil, n.del(ctx, r, n.free))
+	return n.answer("IPAM DEL", r, n.del(ctx, r, n.free))
 }
 
 // IPAMCheck answers CHECK of tenure-ipam: the address is on record, in the
@@ -64,10 +62,10 @@ func (n *Node) IPAMCheck(_ context.Context, r *api.Request) *api.Response {
 	if err == nil {
 		err = n.notStranded(a)
 	}
-	return n.answer("IPAM CHECK", r, nil, err)
+	return n.answer("IPAM CHECK", r, err)
 }
 
 // IPAMGC frees what the runtime does not list.
 func (n *Node) IPAMGC(ctx context.Context, r *api.Request) *api.Response {
-	return n.answer("IPAM GC", r, nil, n.gc(ctx, r, func(a ipam.Allocation) bool { return a.IPAM }, n.free))
+	return n.answer("IPAM GC", r, n.gc(ctx, r, func(a ipam.Allocation) bool { return a.IPAM }, n.free))
 }

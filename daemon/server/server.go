@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -17,12 +18,17 @@ import (
 // Verb is a use case behind one CNI verb.
 type Verb func(context.Context, *api.Request) *api.Response
 
+// Giving is a use case whose success must arrive: it calls deliver once with
+// its answer, and takes back what it gave when deliver fails.
+type Giving func(ctx context.Context, r *api.Request, deliver func(*api.Response) error)
+
 // Handlers are what the socket serves.
 type Handlers struct {
 	// Status makes the node's status object.
 	Status func() *api.Status
-	// CNI are the verbs of the plugin tenure, IPAM those of tenure-ipam, by
-	// their lower-case names.
+	// Add and IPAMAdd are ADD of the plugins tenure and tenure-ipam.
+	Add, IPAMAdd Giving
+	// CNI and IPAM are their other verbs, by their lower-case names.
 	CNI, IPAM map[string]Verb
 	// Leave gives the node's subnet up.
 	Leave func(context.Context, *api.Leave) *api.Left
@@ -42,8 +48,10 @@ const (
 // Serve answers on l until ctx ends, then waits for the calls in flight. The
 // socket's file is removed by closing the listener.
 func Serve(ctx context.Context, l net.Listener, h Handlers, log *slog.Logger) error {
+	var giving sync.WaitGroup // net/http forgets a connection that it hands over
+	defer giving.Wait()
 	return serve(ctx, l, &http.Server{
-		Handler:           mux(h),
+		Handler:           mux(h, &giving),
 		ConnContext:       withPeer,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
@@ -76,10 +84,15 @@ func serve(ctx context.Context, l net.Listener, s *http.Server) error {
 	return nil
 }
 
-func mux(h Handlers) http.Handler {
+func mux(h Handlers, giving *sync.WaitGroup) http.Handler {
 	m := http.NewServeMux()
 	m.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, _ *http.Request) { write(w, h.Status()) })
 	m.HandleFunc("POST "+api.PathLeave, handler(h.Leave))
+	for path, f := range map[string]Giving{api.PathCNI: h.Add, api.PathIPAM: h.IPAMAdd} {
+		if f != nil {
+			m.HandleFunc("POST "+path+"add", give(f, giving))
+		}
+	}
 	for verb, f := range h.CNI {
 		m.HandleFunc("POST "+api.PathCNI+verb, handler(f))
 	}
@@ -95,22 +108,28 @@ func mux(h Handlers) http.Handler {
 	})
 }
 
-// handler reads the body to its end first: only then does net/http notice
-// that the caller has gone, and ends the request's context.
 func handler[Q, A any](f func(context.Context, *Q) *A) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-		if err != nil {
-			http.Error(w, "read request: "+err.Error(), http.StatusBadRequest)
-			return
+		if req, ok := read[Q](w, r); ok {
+			write(w, f(r.Context(), req))
 		}
-		var req Q
-		if err := json.Unmarshal(b, &req); err != nil {
-			http.Error(w, "decode request: "+err.Error(), http.StatusBadRequest)
-			return
-		}
-		write(w, f(r.Context(), &req))
 	}
+}
+
+// read reads the body to its end: only then does net/http notice that the
+// caller has gone, and ends the request's context.
+func read[Q any](w http.ResponseWriter, r *http.Request) (*Q, bool) {
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		http.Error(w, "read request: "+err.Error(), http.StatusBadRequest)
+		return nil, false
+	}
+	var req Q
+	if err := json.Unmarshal(b, &req); err != nil {
+		http.Error(w, "decode request: "+err.Error(), http.StatusBadRequest)
+		return nil, false
+	}
+	return &req, true
 }
 
 func write(w http.ResponseWriter, v any) {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -114,7 +115,7 @@ func TestBadBodies(t *testing.T) {
 	h := mux(Handlers{Status: okStatus, CNI: map[string]Verb{"add": func(context.Context, *api.Request) *api.Response {
 		called = true
 		return &api.Response{}
-	}}})
+	}}}, new(sync.WaitGroup))
 	for name, body := range map[string]string{
 		"no JSON": "nonsense", "nothing": "", "too long": `{"config":"` + strings.Repeat("x", maxBody) + `"}`,
 		"more after it": `{"config":{}} {}`,

@@ -138,10 +138,10 @@ func (q *queue) run(ctx context.Context) error {
 }
 
 // afterDrain puts a drain before every call of f.
-func (q *queue) afterDrain(f server.Verb) server.Verb {
-	return func(ctx context.Context, r *api.Request) *api.Response {
+func (q *queue) afterDrain(f server.Giving) server.Giving {
+	return func(ctx context.Context, r *api.Request, deliver func(*api.Response) error) {
 		q.drain(ctx)
-		return f(ctx, r)
+		f(ctx, r, deliver)
 	}
 }
 
@@ -149,12 +149,9 @@ func (d *daemon) handlers() server.Handlers {
 	n := d.node
 	return server.Handlers{
 		Status: n.Status, Leave: n.Leave,
-		CNI: map[string]server.Verb{
-			"add": d.queue.afterDrain(n.Add), "del": n.Del, "check": n.Check, "gc": n.GC, "status": n.Ready,
-		},
-		IPAM: map[string]server.Verb{
-			"add": d.queue.afterDrain(n.IPAMAdd), "del": n.IPAMDel, "check": n.IPAMCheck, "gc": n.IPAMGC, "status": n.Ready,
-		},
+		Add: d.queue.afterDrain(n.Add), IPAMAdd: d.queue.afterDrain(n.IPAMAdd),
+		CNI:  map[string]server.Verb{"del": n.Del, "check": n.Check, "gc": n.GC, "status": n.Ready},
+		IPAM: map[string]server.Verb{"del": n.IPAMDel, "check": n.IPAMCheck, "gc": n.IPAMGC, "status": n.Ready},
 	}
 }
 

@@ -68,6 +68,7 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 	if _, err := sd.SdNotify(false, sd.SdNotifyReady); err != nil {
 		log.Warn("systemd was not told that the daemon is up", "error", err)
 	}
+	defer d.attacher.Wait()
 	return g.Wait()
 }
 
@@ -80,6 +81,7 @@ type daemon struct {
 	endpoints *endpoints
 	engine    *lease.Engine
 	plane     *lateLoop
+	attacher  *attach.Attacher
 	node      *node.Node
 	queue     *queue
 	hook      stranding
@@ -112,9 +114,9 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	})
 	d.underlay.onChange, d.underlay.onLook = d.engine.Touch, etcd.closeFrom
 	etcd.onAgain = d.engine.Touch // a proof shows whether it is the same store
-	attacher := attach.New(cfg.Name, netns.None(), log)
-	attacher.Step = step
-	ledger, err := openLedger(cfg, ipam.Options{Boot: boot, Cooldown: cfg.AddressCooldown, Exclude: cfg.Exclude, Log: log, Step: step}, attacher)
+	d.attacher = attach.New(cfg.Name, netns.None(), log)
+	d.attacher.Step = step
+	ledger, err := openLedger(cfg, ipam.Options{Boot: boot, Cooldown: cfg.AddressCooldown, Exclude: cfg.Exclude, Log: log, Step: step}, d.attacher)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +125,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
 		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
 		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
-		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: attacher, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Log: log, Step: step,
+		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: d.attacher, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Log: log, Step: step,
 	})
 	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
 	return d, nil

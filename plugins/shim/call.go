@@ -23,21 +23,35 @@ type call struct {
 // post sends the call and waits for its answer until ctx ends. While nothing
 // listens it tries again after each pause, until dialWait has passed. Only a
 // call that no daemon has seen is sent again.
-func (c *call) post(ctx context.Context, dialWait, pause time.Duration) (*api.Response, error) {
+func (c *call) post(ctx context.Context, dialWait, pause time.Duration) (resp *api.Response, err error) {
 	client := api.NewClient(c.socket)
+	err = untilHeard(ctx, dialWait, pause, func() error {
+		resp, err = client.Call(ctx, c.path, &c.req)
+		return err
+	})
+	return resp, err
+}
+
+// receive is post for an answer that must arrive: take passes it on.
+func (c *call) receive(ctx context.Context, dialWait, pause time.Duration, take func(*api.Response) error) error {
+	client := api.NewClient(c.socket)
+	return untilHeard(ctx, dialWait, pause, func() error { return client.Receive(ctx, c.path, &c.req, take) })
+}
+
+func untilHeard(ctx context.Context, dialWait, pause time.Duration, send func() error) error {
 	giveUp := time.NewTimer(dialWait)
 	defer giveUp.Stop()
 	for {
-		resp, err := client.Call(ctx, c.path, &c.req)
+		err := send()
 		if err == nil || !notListening(err) {
-			return resp, err
+			return err
 		}
 		select {
 		case <-time.After(pause):
 		case <-giveUp.C:
-			return nil, err
+			return err
 		case <-ctx.Done():
-			return nil, err
+			return err
 		}
 	}
 }

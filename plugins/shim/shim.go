@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -99,7 +100,8 @@ func fail(out io.Writer, cniVersion string, e *types.Error) int {
 }
 
 // Add asks the daemon for an interface or, as IPAM, an address, and prints the
-// result just as it came. It waits for a daemon that is not up yet.
+// result just as it came. It waits for a daemon that is not up yet. The daemon
+// takes back what it gave unless it hears that the result was printed.
 func (s *Shim) Add(args *skel.CmdArgs) error {
 	c, err := s.begin("add", args, true)
 	if err != nil {
@@ -107,10 +109,15 @@ func (s *Shim) Add(args *skel.CmdArgs) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.Limits.Add)
 	defer cancel()
-	resp, err := c.post(ctx, s.Limits.AddDial, s.Limits.Pause)
-	if err != nil {
-		return c.unreached(api.CodeTryAgain, err)
+	err = c.receive(ctx, s.Limits.AddDial, s.Limits.Pause, func(resp *api.Response) error { return s.print(c, resp) })
+	if e := new(types.Error); err == nil || errors.As(err, &e) {
+		return err
 	}
+	return c.unreached(api.CodeTryAgain, err)
+}
+
+// print passes the result of an ADD on.
+func (s *Shim) print(c call, resp *api.Response) error {
 	if resp.Error != nil {
 		return resp.Error
 	}

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -33,8 +34,11 @@ func TestPluginKilled(t *testing.T) {
 			k.must(ctx, t, "", "ADD", k.pod)
 		}
 		k.killPlugin(ctx, t, stop.verb, stop.place)
-		cluster.Eventually(ctx, t, addTime, "the call is undone, or done", func() error {
-			_, err := k.fits(ctx, t)
+		cluster.Eventually(ctx, t, addTime, "an ADD is undone, a DEL is done or not begun", func() error {
+			left, err := k.fits(ctx, t)
+			if err == nil && stop.verb == "ADD" && len(left) != 1 {
+				err = fmt.Errorf("on record: %v", left)
+			}
 			return err
 		})
 		// The runtime saw it fail, and deletes.

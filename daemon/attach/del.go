@@ -1,0 +1,79 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// A deletion is looked for at once, then after lookFirst, and ever later up to
+// lookLast.
+const (
+	lookFirst = 50 * time.Microsecond
+	lookLast  = 2 * time.Millisecond
+)
+
+// Del removes the pair whose host end bears hostName. It succeeds where there
+// is none. ErrForeignHost says that the name is borne by a link that is not
+// this instance's: it is left alone.
+//
+// It returns once neither end can be seen any more. The kernel says that it is
+// done only when nobody can still be reading the memory of the device (it waits
+// for RCU callbacks after it has let go of its lock): 15 to 25 ms later, and of
+// no concern to whoever waits for a free name and a free address. Wait waits
+// for that.
+func (a *Attacher) Del(ctx context.Context, hostName string) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("delete veth %s: %w", hostName, err)
+	}
+	h, err := openHandle(a.host)
+	if err != nil {
+		return fmt.Errorf("delete veth %s: %w", hostName, err)
+	}
+	defer h.Close()
+	link, err := linkByName(h, hostName)
+	if err != nil || link == nil {
+		return err
+	}
+	if l := asLink(link); !l.isOurs(a.instance, hostName) {
+		return fmt.Errorf("delete veth %s: %w: it is a %s with alias %q", hostName, ErrForeignHost, l.Kind, l.Alias)
+	}
+	a.at("before the interface is deleted")
+	if err := a.unlink(ctx, h, link.Attrs()); err != nil {
+		return fmt.Errorf("delete veth %s: %w", hostName, err)
+	}
+	return nil
+}
+
+// unlink has a link deleted and returns when h does not find it any more, or
+// with what the kernel has against it.
+func (a *Attacher) unlink(ctx context.Context, h *netlink.Handle, link *netlink.LinkAttrs) error {
+	own, err := openHandle(a.host)
+	if err != nil {
+		return err
+	}
+	answer := make(chan error, 1)
+	a.deletions.Go(func() {
+		defer own.Close()
+		answer <- deleteLink(own, link.Index)
+	})
+	for pause := lookFirst; ; pause = min(2*pause, lookLast) {
+		select {
+		case err := <-answer:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+		// While the deletion is under way the kernel holds the lock that this
+		// question needs: what it does not find has wholly gone.
+		if now, err := linkByName(h, link.Name); err == nil && (now == nil || now.Attrs().Index != link.Index) {
+			return nil
+		}
+	}
+}
+
+// Wait returns when the kernel has answered every deletion.
+func (a *Attacher) Wait() { a.deletions.Wait() }
