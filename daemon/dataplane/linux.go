@@ -39,6 +39,7 @@ type Linux struct {
 	// bridges is a socket of its own: the handle cannot list the settings of
 	// all ports at once.
 	bridges *nl.SocketHandle
+	marker  *marker
 	// indexes are the links as last read; a name that is not there is asked
 	// of the kernel.
 	indexes map[string]int
@@ -60,12 +61,14 @@ func OpenLinux(opts LinuxOptions) (*Linux, error) {
 		return nil, fmt.Errorf("open netlink socket for bridge ports: %w", err)
 	}
 	thread := namespace{opts.NetNS}
+	marker := openMarker(thread, ns)
 	return &Linux{
 		opts:    opts,
 		ns:      thread,
 		handle:  handle,
-		tables:  newIPTables(opts.Name, opts.IPTables, thread),
+		tables:  newIPTables(opts.Name, opts.IPTables, thread, marker),
 		bridges: &nl.SocketHandle{Socket: socket},
+		marker:  marker,
 	}, nil
 }
 
@@ -73,6 +76,16 @@ func OpenLinux(opts LinuxOptions) (*Linux, error) {
 func (k *Linux) Close() {
 	k.handle.Close()
 	k.bridges.Close()
+	k.marker.close()
+}
+
+// RulesMark implements Kernel.
+func (k *Linux) RulesMark(context.Context) string {
+	mark, err := k.marker.mark()
+	if err != nil {
+		return ""
+	}
+	return k.tables.resolved() + " " + mark
 }
 
 // Read implements Kernel.

@@ -2,10 +2,12 @@ package dataplane
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -26,27 +28,33 @@ type iptables struct {
 	instance string
 	program  string
 	ns       namespace
-	// path is "" until the program has been found.
-	path        string
+	marker   *marker
+	// path is "" until the program has been found, kind is its own word for
+	// what it is.
+	path, kind string
+	// file is what it was resolved to then.
+	file        string
 	randomFully bool
 	// noTrackFault says why the raw table is left out.
 	noTrackFault string
 }
 
-func newIPTables(instance, program string, ns namespace) *iptables {
-	return &iptables{instance: instance, program: program, ns: ns}
+func newIPTables(instance, program string, ns namespace, marker *marker) *iptables {
+	return &iptables{instance: instance, program: program, ns: ns, marker: marker}
 }
+
+// The kinds of iptables.
+const (
+	kindLegacy = "legacy"
+	kindNFT    = "nf_tables"
+)
 
 // find looks the program up, again as long as there is none.
 func (t *iptables) find() error {
 	if t.path != "" {
 		return nil
 	}
-	program := t.program
-	if program == "" {
-		program = "iptables"
-	}
-	path, err := exec.LookPath(program)
+	path, err := t.lookUp()
 	if err != nil {
 		return fmt.Errorf("find iptables: %w", err)
 	}
@@ -55,11 +63,41 @@ func (t *iptables) find() error {
 		return fmt.Errorf("ask %s for its version: %w", path, err)
 	}
 	t.path, t.randomFully = path, ipt.HasRandomFully()
+	version, err := t.run(context.Background(), "", "", "--version")
+	if err != nil {
+		t.path = ""
+		return err
+	}
+	t.kind = kindLegacy // those of before the second kind do not say it
+	if strings.Contains(version, kindNFT) {
+		t.kind = kindNFT
+	}
 	return nil
+}
+
+func (t *iptables) lookUp() (string, error) {
+	return exec.LookPath(cmp.Or(t.program, "iptables"))
+}
+
+// resolved is the file that the program's name leads to now: the host may
+// change from one kind to the other.
+func (t *iptables) resolved() string {
+	path, err := t.lookUp()
+	if err != nil {
+		return ""
+	}
+	file, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return ""
+	}
+	return file
 }
 
 // read runs iptables-save once.
 func (t *iptables) read(ctx context.Context) (Rules, error) {
+	if now := t.resolved(); now != t.file {
+		t.path, t.file, t.noTrackFault = "", now, "" // another kind, or version
+	}
 	if err := t.find(); err != nil {
 		return Rules{}, err
 	}
@@ -70,7 +108,27 @@ func (t *iptables) read(ctx context.Context) (Rules, error) {
 	}
 	rules := parseRules(t.instance, saved)
 	rules.RandomFully, rules.NoTrackFault = t.randomFully, t.noTrackFault
+	rules.Mixed = t.mixed(ctx)
 	return rules, nil
+}
+
+// mixed says which rules the other kind of iptables has beside those of the
+// host's; "" if there are none, or nothing to see them with. A packet has to
+// pass both, and neither shows the other's.
+func (t *iptables) mixed(ctx context.Context) string {
+	other := "iptables-nft"
+	if t.kind == kindNFT {
+		other = "iptables-legacy"
+		if names, err := t.marker.legacyTables(); err != nil || len(names) == 0 {
+			return ""
+		}
+	}
+	o := &iptables{ns: t.ns, path: filepath.Join(filepath.Dir(t.path), other)}
+	saved, err := o.run(ctx, "", "-save")
+	if err != nil {
+		return ""
+	}
+	return otherKind(saved, t.kind, other)
 }
 
 // apply runs iptables-restore once. If that fails, each table is tried by

@@ -72,7 +72,7 @@ func (m *machine) untilPlanEmpty(t *testing.T, want dataplane.Desired) time.Dura
 func quick() dataplane.Options {
 	return dataplane.Options{
 		Settle: 10 * time.Millisecond, MinGap: 20 * time.Millisecond,
-		Backstop: 100 * time.Millisecond, RulesEvery: 100 * time.Millisecond,
+		Backstop: 100 * time.Millisecond, RulesEvery: 100 * time.Millisecond, RulesLook: 20 * time.Millisecond,
 	}
 }
 

@@ -20,9 +20,13 @@ type Options struct {
 	MinGap time.Duration
 	// Backstop is the longest time between two passes. Default 5 s.
 	Backstop time.Duration
-	// RulesEvery is how often the firewall rules are read when nothing else
-	// asks for it. Default 5 s.
+	// RulesEvery is the least time between two readings of the firewall rules
+	// that only their change asks for, and the time between them where the
+	// kernel does not tell of a change. Default 5 s.
 	RulesEvery time.Duration
+	// RulesLook is how often the kernel is asked whether they changed. Default
+	// 1 s.
+	RulesLook time.Duration
 	// RetryMin and RetryMax bound the pause after a pass with a failure; it
 	// doubles from one to the other. Default 250 ms and 5 s.
 	RetryMin, RetryMax time.Duration
@@ -38,6 +42,7 @@ func (o Options) withDefaults() Options {
 	set(&o.MinGap, 200*time.Millisecond)
 	set(&o.Backstop, 5*time.Second)
 	set(&o.RulesEvery, 5*time.Second)
+	set(&o.RulesLook, time.Second)
 	set(&o.RetryMin, 250*time.Millisecond)
 	set(&o.RetryMax, 5*time.Second)
 	return o
@@ -160,21 +165,31 @@ type rulesSeen struct {
 	// at is when they were last asked for, and asked what they should be then.
 	at    time.Time
 	asked rulesWish
+	// mark is what the kernel had to tell of them before that.
+	mark string
 	// clean: they were found right for asked.
 	clean bool
 	// written: they were changed since, and are to be read back.
 	written bool
-	// faults were met then, and stand until the next look.
-	faults []Fault
+	// faults were met then, and stand until the next look; and conflicts.
+	faults    []Fault
+	conflicts []Conflict
 }
 
-func (s rulesSeen) due(wish rulesWish, every time.Duration) bool {
-	return s.written || s.asked != wish || time.Since(s.at) >= every
+// due says whether they are to be read. What changes again and again, by a
+// proxy of services for instance, is read in its turn only: it costs processes.
+func (s rulesSeen) due(wish rulesWish, mark string, every time.Duration) bool {
+	return s.written || s.asked != wish || s.changed(mark) && time.Since(s.at) >= every
+}
+
+// changed says whether what was seen may not be true any more.
+func (s rulesSeen) changed(mark string) bool {
+	return !s.clean || mark == "" || mark != s.mark
 }
 
 // note takes in what a pass that asked for the rules has seen and done.
-func (s *rulesSeen) note(wish rulesWish, have State, out outcome) {
-	*s = rulesSeen{at: time.Now(), asked: wish, written: out.writes["rules"] > 0}
+func (s *rulesSeen) note(wish rulesWish, mark string, have State, out outcome) {
+	*s = rulesSeen{at: time.Now(), asked: wish, mark: mark, written: out.writes["rules"] > 0}
 	for _, f := range have.Faults {
 		if f.What == "rules" {
 			s.faults = append(s.faults, f)
@@ -183,6 +198,11 @@ func (s *rulesSeen) note(wish rulesWish, have State, out outcome) {
 	for _, f := range out.failures {
 		if f.op.Kind() == "rules" {
 			s.faults = append(s.faults, f.fault())
+		}
+	}
+	for _, c := range out.conflicts {
+		if c.What == conflictNoTrack || c.What == conflictFirewall {
+			s.conflicts = append(s.conflicts, c)
 		}
 	}
 	if have.Rules != nil && !s.written && len(s.faults) == 0 {
@@ -225,26 +245,40 @@ func (r *runner) wait(ctx context.Context) {
 	if r.checks = r.wrote == 1 && r.retry == 0; r.checks {
 		return
 	}
-	// Not a whole Backstop after a pass that did not read the rules: what is
-	// removed there gives no notice.
-	pause := min(opts.Backstop, max(gap, opts.RulesEvery-time.Since(r.rules.at)))
+	pause := opts.Backstop
 	if r.retry != 0 {
 		pause = r.retry
 	}
+	r.await(ctx, pause, gap)
+	r.drain()
+}
+
+// await returns after pause, or when something asks for a pass before.
+func (r *runner) await(ctx context.Context, pause, gap time.Duration) {
+	opts := r.loop.opts
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	case <-r.loop.wanted:
-		sleep(ctx, opts.Settle)
-	case _, ok := <-r.notices:
-		if !ok {
-			r.notices = nil
+	look := time.NewTicker(opts.RulesLook)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-r.loop.wanted:
+			sleep(ctx, opts.Settle)
+		case _, ok := <-r.notices:
+			if !ok {
+				r.notices = nil
+			}
+			r.rest(ctx, max(opts.Settle, gap-time.Since(r.started)))
+		case <-look.C:
+			// What is changed there gives no notice.
+			if !r.rules.due(r.rules.asked, r.loop.kernel.RulesMark(ctx), opts.RulesEvery) {
+				continue
+			}
 		}
-		r.rest(ctx, max(opts.Settle, gap-time.Since(r.started)))
+		return
 	}
-	r.drain()
 }
 
 // rest lets a burst of notices settle, for d. What is wanted anew does not wait
@@ -295,8 +329,8 @@ func (r *runner) pass(ctx context.Context) {
 
 	// A pod that comes or goes changes what is wanted, but not the rules: it
 	// must not cost a process.
-	wish := want.rulesWish()
-	rules := r.rules.due(wish, l.opts.RulesEvery)
+	wish, mark := want.rulesWish(), l.kernel.RulesMark(ctx)
+	rules := r.rules.due(wish, mark, l.opts.RulesEvery)
 	have, err := l.kernel.Read(ctx, rules)
 	if err != nil {
 		r.finish(generation, outcome{faults: []Fault{{"read", err.Error()}}})
@@ -304,16 +338,17 @@ func (r *runner) pass(ctx context.Context) {
 	}
 	p := planAll(want, have)
 	out := r.apply(ctx, p)
+	out.conflicts = p.conflicts
 	if rules {
-		r.rules.note(wish, have, out)
+		r.rules.note(wish, mark, have, out)
 	} else {
 		out.faults = append(out.faults, r.rules.faults...)
+		out.conflicts = append(out.conflicts, r.rules.conflicts...)
 	}
 	out.faults = append(out.faults, have.Faults...)
 	out.clean = len(p.ops) == 0 && len(out.faults) == 0 && r.rules.clean
 	out.peers = peerReports(p, want.Peers, out.failures)
 	out.kept = peerReports(p, p.kept, out.failures)
-	out.conflicts = p.conflicts
 	r.finish(generation, out)
 }
 

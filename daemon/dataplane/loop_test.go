@@ -20,6 +20,14 @@ import (
 type counting struct {
 	dataplane.Kernel
 	reads, ruleReads, applies atomic.Int64
+	blind                     atomic.Bool // it tells no mark
+}
+
+func (c *counting) RulesMark(ctx context.Context) string {
+	if c.blind.Load() {
+		return ""
+	}
+	return c.Kernel.RulesMark(ctx)
 }
 
 func (c *counting) Read(ctx context.Context, rules bool) (dataplane.State, error) {
@@ -183,17 +191,66 @@ func (b *bench) state() dataplane.State {
 	return s
 }
 
-// TestLoopL1RulesComeBack: firewall changes send no notices.
+// TestLoopL1RulesComeBack: firewall changes give no notice, but the kernel tells
+// when it is asked. While it tells nothing no process is started.
 func TestLoopL1RulesComeBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.loop.Set(node34())
 		b.converge(time.Second)
-		b.fake.Edit(func(s *dataplane.State) { clear(s.Rules.Jumps); clear(s.Rules.Chains) })
-		sleepFake(10 * time.Second)
-		if s := b.state(); len(s.Rules.Chains) != 3 || len(s.Rules.Jumps) != 4 {
-			t.Errorf("not repaired: %+v", s.Rules)
+		reads := b.count.ruleReads.Load()
+		sleepFake(10 * time.Minute)
+		if n := b.count.ruleReads.Load() - reads; n != 0 {
+			t.Errorf("rules were read %d times while nothing changed", n)
+		}
+		b.fake.EditRules(wipe)
+		sleepFake(1100 * time.Millisecond)
+		b.wantRules()
+		b.fake.EditRules(wipe) // again at once: in its turn
+		sleepFake(5100 * time.Millisecond)
+		b.wantRules()
+	})
+}
+
+// TestLoopL1BlindKernel: one that does not tell of changes is looked at.
+func TestLoopL1BlindKernel(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.count.blind.Store(true)
+		b.loop.Set(node34())
+		b.converge(time.Second)
+		b.fake.EditRules(wipe)
+		sleepFake(6100 * time.Millisecond)
+		b.wantRules()
+	})
+}
+
+// TestLoopReadsBusyRulesInTheirTurn: a proxy of services changes its own rules
+// all the time.
+func TestLoopReadsBusyRulesInTheirTurn(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.loop.Set(node34())
+		b.converge(time.Second)
+		reads := b.count.ruleReads.Load()
+		other := dataplane.Chain{Table: "nat", Name: "OTHER"}
+		for range 300 {
+			b.fake.EditRules(func(r *dataplane.Rules) { r.Jumps[other] = append(r.Jumps[other], "-j X") })
+			sleepFake(200 * time.Millisecond)
+		}
+		if n := b.count.ruleReads.Load() - reads; n > 12 || n < 10 {
+			t.Errorf("rules were read %d times in a minute", n)
 		}
 	})
+}
+
+func wipe(r *dataplane.Rules) {
+	clear(r.Jumps)
+	clear(r.Chains)
+}
+
+func (b *bench) wantRules() {
+	b.t.Helper()
+	if s := b.state(); len(s.Rules.Chains) != 3 || len(s.Rules.Jumps) != 4 {
+		b.t.Errorf("not repaired: %+v", s.Rules)
+	}
 }
 
 // TestLoopIsNoHotLoop fights with somebody who undoes each repair at once.

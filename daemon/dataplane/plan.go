@@ -11,14 +11,20 @@ import (
 // Conflict is something of others that stands in the way, or a wish that
 // cannot be met. Nothing is done about it; everything else goes on.
 type Conflict struct {
-	// What is the part concerned: addr, route, peer, parent, notrack, or one of
-	// the constants below.
+	// What is the part concerned: addr, route, peer, parent, notrack, firewall,
+	// or one of the constants below.
 	What string
 	// Peer is set when this one peer cannot be programmed because of it.
 	Peer netip.Prefix
 	// Text says what clashes with what.
 	Text string
 }
+
+// Conflicts about the firewall, which not every pass reads.
+const (
+	conflictNoTrack  = "notrack"
+	conflictFirewall = "firewall"
+)
 
 // Conflicts about the name of a device of ours, which then cannot be made.
 const (
@@ -140,7 +146,10 @@ func (p *planner) rules() {
 		p.add(scopeRules, SetRules{edits})
 	}
 	if why := p.have.Rules.NoTrackFault; why != "" && p.want.Vxlan != nil {
-		p.conflict("notrack", "outer packets pass through conntrack: %s", why)
+		p.conflict(conflictNoTrack, "outer packets pass through conntrack: %s", why)
+	}
+	if mixed := p.have.Rules.Mixed; mixed != "" {
+		p.conflict(conflictFirewall, "%s", mixed)
 	}
 }
 

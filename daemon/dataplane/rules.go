@@ -27,6 +27,9 @@ type Rules struct {
 	// NoTrackFault says why the outer packets cannot be kept out of conntrack
 	// on this kernel; "" when nothing is known against it.
 	NoTrackFault string
+	// Mixed says which rules stand in the other kind of iptables, legacy or
+	// nft; "" when none do.
+	Mixed string
 }
 
 // Clone returns a deep copy.
@@ -335,4 +338,19 @@ func parseRules(instance, saved string) Rules {
 		}
 	}
 	return out
+}
+
+// otherKind is what to say of rules that the other kind of iptables has. Its
+// -save program prints them; used is the kind that the host's iptables is of.
+func otherKind(saved, used, other string) string {
+	rules := 0
+	for line := range strings.Lines(saved) {
+		if strings.HasPrefix(line, "-A ") {
+			rules++
+		}
+	}
+	if rules == 0 {
+		return ""
+	}
+	return fmt.Sprintf("iptables is of the kind %s here, and %s has rules too (%d, as %s-save shows): packets pass both, and a drop in one is not seen in the other", used, other, rules, other)
 }

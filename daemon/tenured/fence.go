@@ -10,23 +10,24 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/tenure-cni/tenure/daemon/dataplane"
 	"github.com/tenure-cni/tenure/daemon/fence"
 )
 
-// fenceRetry is the pause before another try to load the fence.
-const fenceRetry = 5 * time.Second
+// kernelRetry is the pause before another try to open the fence and the data
+// plane.
+const kernelRetry = 5 * time.Second
 
-// openFence tries until there is a fence, or ctx ends. Meanwhile the node is
-// refused, and what stands in the kernel without a fence is kept down.
-func (d *daemon) openFence(ctx context.Context) (*fence.Fence, error) {
+// openKernel tries until there are a fence and a data plane, or ctx ends.
+// Meanwhile the node is refused, and what stands in the kernel without a fence
+// is kept down.
+func (d *daemon) openKernel(ctx context.Context) (*fence.Fence, *dataplane.Linux, error) {
 	last := ""
 	for {
-		// Every device is looked at: which one an earlier process had as its
-		// uplink need not be known.
-		f, err := fence.Open(fence.Options{Instance: d.cfg.Name, Log: d.log})
+		f, kernel, err := d.tryKernel()
 		if err == nil {
 			d.engine.Refuse("")
-			return f, nil
+			return f, kernel, nil
 		}
 		if err := d.underlay.closeBare(); err != nil {
 			d.log.Error("a device may be open without a fence", "error", err)
@@ -36,14 +37,28 @@ func (d *daemon) openFence(ctx context.Context) (*fence.Fence, error) {
 			last = err.Error()
 		}
 		d.engine.Refuse("this machine cannot fence its overlay, so it may hold no subnet: " + last)
-		t := time.NewTimer(fenceRetry)
+		t := time.NewTimer(kernelRetry)
 		select {
 		case <-ctx.Done():
 			t.Stop()
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		case <-t.C:
 		}
 	}
+}
+
+func (d *daemon) tryKernel() (*fence.Fence, *dataplane.Linux, error) {
+	// Every device is looked at: which one an earlier process had as its uplink
+	// need not be known.
+	f, err := fence.Open(fence.Options{Instance: d.cfg.Name, Log: d.log})
+	if err != nil {
+		return nil, nil, err
+	}
+	kernel, err := dataplane.OpenLinux(dataplane.LinuxOptions{Name: d.cfg.Name, Guard: f})
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Release())
+	}
+	return f, kernel, nil
 }
 
 // closeBare sets those vxlan devices of this instance down that an earlier

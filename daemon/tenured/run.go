@@ -135,13 +135,9 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 // and keeps the data plane. Without a fence nothing is held: the node is
 // refused and says why.
 func (d *daemon) tenancy(ctx context.Context) error {
-	f, err := d.openFence(ctx)
+	f, kernel, err := d.openKernel(ctx)
 	if err != nil {
 		return nil // ctx ended
-	}
-	kernel, err := dataplane.OpenLinux(dataplane.LinuxOptions{Name: d.cfg.Name, Guard: f})
-	if err != nil {
-		return fmt.Errorf("data plane: %w", err)
 	}
 	loop := dataplane.New(kernel, d.log, dataplane.Options{})
 	d.plane.use(loop)

@@ -66,6 +66,14 @@ func (k *Kernel) Edit(f func(*dataplane.State)) {
 	k.notify()
 }
 
+// EditRules changes the firewall rules behind the data plane's back, which
+// gives no notice.
+func (k *Kernel) EditRules(f func(*dataplane.Rules)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f(k.state.Rules)
+}
+
 // FailApply lets f refuse changes from now on; nil ends that.
 func (k *Kernel) FailApply(f func(dataplane.Op) error) {
 	k.mu.Lock()
@@ -115,6 +123,13 @@ func (k *Kernel) Read(ctx context.Context, rules bool) (dataplane.State, error) 
 		s.Tokens[mac] = subnet
 	}
 	return s, nil
+}
+
+// RulesMark implements dataplane.Kernel.
+func (k *Kernel) RulesMark(context.Context) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return fmt.Sprint(*k.state.Rules) // maps are printed in the order of their keys
 }
 
 // Apply implements dataplane.Kernel.
