@@ -69,10 +69,22 @@ type Options struct {
 	Now func() time.Time
 	// Log may be nil.
 	Log *slog.Logger
+	// Took, unless it is nil, is called after each Allocate and Release with
+	// when it began, the wait for the changes before it included.
+	Took func(Change, time.Time)
 	// Step is called between any two steps of a write with the name of the
 	// place; nil outside tests.
 	Step func(where string)
 }
+
+// Change is a kind of change to a ledger.
+type Change int
+
+const (
+	// Allocated stands for Allocate, Released for Release.
+	Allocated Change = iota
+	Released
+)
 
 // Ask is a wish for one address of a subnet.
 type Ask struct {
@@ -98,6 +110,7 @@ type Ledger struct {
 	excluded []span
 	now      func() time.Time
 	log      *slog.Logger
+	took     func(Change, time.Time)
 	step     func(where string)
 
 	current atomic.Pointer[state]
@@ -115,12 +128,15 @@ func Open(path string, o Options) (*Ledger, Origin, error) {
 	if o.Boot == "" {
 		return nil, 0, errors.New("open ledger: no boot given")
 	}
-	l := &Ledger{path: path, boot: o.Boot, cooldown: o.Cooldown, excluded: mergeSpans(o.Exclude), now: o.Now, log: o.Log, step: o.Step}
+	l := &Ledger{path: path, boot: o.Boot, cooldown: o.Cooldown, excluded: mergeSpans(o.Exclude), now: o.Now, log: o.Log, took: o.Took, step: o.Step}
 	if l.now == nil {
 		l.now = time.Now
 	}
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
+	}
+	if l.took == nil {
+		l.took = func(Change, time.Time) {}
 	}
 	if err := sweep(path); err != nil {
 		l.log.Warn("cannot tidy the ledger's directory", "error", err)
@@ -164,6 +180,7 @@ func (l *Ledger) load() (*state, Origin, error) {
 // Errors are ErrFull, ErrUnavailable, ErrTooSmall, or that of the disk; after
 // any of them memory and file are as before.
 func (l *Ledger) Allocate(k Key, asks []Ask, fill func(*Allocation)) (a Allocation, existed bool, err error) {
+	defer l.took(Allocated, time.Now())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	st := l.current.Load()
@@ -285,6 +302,7 @@ func (l *Ledger) Move(k Key, netns string) error {
 // when the disk refuses, the release stands in memory, is logged, and gets to
 // the file with the next write that succeeds.
 func (l *Ledger) Release(k Key) (a Allocation, existed bool) {
+	defer l.took(Released, time.Now())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	st := l.current.Load().clone()

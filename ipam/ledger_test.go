@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -611,5 +612,30 @@ func TestMove(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, l.List(), compareAddrs); diff != "" {
 		t.Errorf("after a failure (-want +got):\n%s", diff)
+	}
+}
+
+// TestTook has each change told once, with when it began: before its write.
+func TestTook(t *testing.T) {
+	var got []Change
+	var written time.Time
+	l := open(t, ledgerPath(t), Options{
+		Step: func(where string) {
+			if where == "before the ledger is written" {
+				written = time.Now()
+			}
+		},
+		Took: func(c Change, began time.Time) {
+			if !began.Before(written) {
+				t.Errorf("change %d began at %v, its write at %v", c, began, written)
+			}
+			got = append(got, c)
+		},
+	})
+	allocate(t, l, "a", anyOf("10.5.34.0/24"))
+	allocate(t, l, "b", anyOf("10.5.34.0/24"))
+	release(t, l, "a")
+	if want := []Change{Allocated, Allocated, Released}; !slices.Equal(got, want) {
+		t.Errorf("told of %v, want %v", got, want)
 	}
 }

@@ -84,8 +84,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 
 // ServeMetrics answers /metrics, /healthz (the daemon lives) and /readyz (an
 // ADD would be served) on addr until ctx ends.
-func ServeMetrics(ctx context.Context, addr string, status func() *api.Status) error {
-	h, err := metricsMux(status)
+func ServeMetrics(ctx context.Context, addr string, status func() *api.Status, times *Times) error {
+	h, err := metricsMux(status, times)
 	if err != nil {
 		return err
 	}
@@ -96,10 +96,12 @@ func ServeMetrics(ctx context.Context, addr string, status func() *api.Status) e
 	return serve(ctx, l, &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second})
 }
 
-func metricsMux(status func() *api.Status) (http.Handler, error) {
+func metricsMux(status func() *api.Status, times *Times) (http.Handler, error) {
 	r := prometheus.NewRegistry()
-	if err := r.Register(newCollector(status)); err != nil {
-		return nil, fmt.Errorf("register metrics: %w", err)
+	for _, c := range []prometheus.Collector{newCollector(status), times.seconds} {
+		if err := r.Register(c); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
 	}
 	m := http.NewServeMux()
 	m.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))

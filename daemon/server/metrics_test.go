@@ -21,7 +21,7 @@ func asRoot(r *http.Request) *http.Request {
 
 func get(t *testing.T, s *api.Status, path string) (int, string) {
 	t.Helper()
-	h, err := metricsMux(func() *api.Status { return s })
+	h, err := metricsMux(func() *api.Status { return s }, NewTimes())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,12 +115,12 @@ func TestServeMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	if err := ServeMetrics(t.Context(), l.Addr().String(), okStatus); err == nil {
+	if err := ServeMetrics(t.Context(), l.Addr().String(), okStatus, NewTimes()); err == nil {
 		t.Error("it serves on a port that is taken")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- ServeMetrics(ctx, "127.0.0.1:0", okStatus) }()
+	go func() { done <- ServeMetrics(ctx, "127.0.0.1:0", okStatus, NewTimes()) }()
 	cancel()
 	if err := <-done; err != nil {
 		t.Errorf("ServeMetrics after its context: %v", err)

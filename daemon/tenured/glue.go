@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -147,12 +148,18 @@ func (q *queue) afterDrain(f server.Giving) server.Giving {
 
 func (d *daemon) handlers() server.Handlers {
 	n := d.node
-	return server.Handlers{
+	h := server.Handlers{
 		Status: n.Status, Leave: n.Leave,
-		Add: d.queue.afterDrain(n.Add), IPAMAdd: d.queue.afterDrain(n.IPAMAdd),
+		Add: d.times.Giving("ADD", d.queue.afterDrain(n.Add)), IPAMAdd: d.times.Giving("ADD", d.queue.afterDrain(n.IPAMAdd)),
 		CNI:  map[string]server.Verb{"del": n.Del, "check": n.Check, "gc": n.GC, "status": n.Ready},
 		IPAM: map[string]server.Verb{"del": n.IPAMDel, "check": n.IPAMCheck, "gc": n.IPAMGC, "status": n.Ready},
 	}
+	for _, verbs := range []map[string]server.Verb{h.CNI, h.IPAM} {
+		for name, f := range verbs {
+			verbs[name] = d.times.Verb(strings.ToUpper(name), f)
+		}
+	}
+	return h
 }
 
 // publish is what this node announces for a subnet.
@@ -197,7 +204,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 		return nil
 	}
 	return forever(ctx, d.log, "metrics listener", func(ctx context.Context) error {
-		return server.ServeMetrics(ctx, d.cfg.MetricsListen, d.node.Status)
+		return server.ServeMetrics(ctx, d.cfg.MetricsListen, d.node.Status, d.times)
 	})
 }
 

@@ -85,6 +85,7 @@ type daemon struct {
 	node      *node.Node
 	queue     *queue
 	hook      stranding
+	times     *server.Times
 }
 
 // wire makes every part; nothing runs yet. Its errors are those of this
@@ -94,7 +95,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{cfg: cfg, log: log, plane: newLateLoop()}
+	d := &daemon{cfg: cfg, log: log, plane: newLateLoop(), times: server.NewTimes()}
 	etcd, step := &connections{}, stopAt()
 	if d.memory, err = lease.OpenMemory(cfg.StateDir, productUUID()); err != nil {
 		return nil, err
@@ -116,7 +117,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	etcd.onAgain = d.engine.Touch // a proof shows whether it is the same store
 	d.attacher = attach.New(cfg.Name, netns.None(), log)
 	d.attacher.Step = step
-	ledger, err := openLedger(cfg, ipam.Options{Boot: boot, Cooldown: cfg.AddressCooldown, Exclude: cfg.Exclude, Log: log, Step: step}, d.attacher)
+	ledger, err := openLedger(cfg, ipam.Options{Boot: boot, Cooldown: cfg.AddressCooldown, Exclude: cfg.Exclude, Log: log, Step: step, Took: d.ledgerTook}, d.attacher)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +126,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
 		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
 		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
-		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: d.attacher, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Log: log, Step: step,
+		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: timedInterfaces{d.attacher, d.times}, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Log: log, Step: step,
 	})
 	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
 	return d, nil

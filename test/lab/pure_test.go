@@ -108,3 +108,28 @@ grpc_server_msg_sent_total{grpc_method="Txn",grpc_service="etcdserverpb.KV",grpc
 		t.Errorf("nothing of etcd's in it, and the answer is %v", got)
 	}
 }
+
+func TestVerbTimes(t *testing.T) {
+	got, err := verbTimes([]byte(`# TYPE tenure_cni_seconds histogram
+tenure_cni_seconds_bucket{part="call",verb="ADD",le="0.0005"} 0
+tenure_cni_seconds_bucket{part="call",verb="ADD",le="+Inf"} 2
+tenure_cni_seconds_sum{part="call",verb="ADD"} 0.0125
+tenure_cni_seconds_count{part="call",verb="ADD"} 2
+tenure_cni_seconds_sum{part="ledger",verb="DEL"} 5e-05
+tenure_cni_seconds_count{part="ledger",verb="DEL"} 1
+tenure_state{state="held"} 1
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[VerbPart]Took{
+		{"ADD", "call"}:   {2, 12500 * time.Microsecond},
+		{"DEL", "ledger"}: {1, 50 * time.Microsecond},
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("read %v, want %v", got, want)
+	}
+	if since := want[VerbPart{"ADD", "call"}].Since(Took{1, 12 * time.Millisecond}); since != (Took{1, 500 * time.Microsecond}) {
+		t.Errorf("since an earlier look: %v", since)
+	}
+}

@@ -13,22 +13,27 @@ import (
 // method: "Txn", "Range", "LeaseGrant", "LeaseKeepAlive", "Watch" and so on. A
 // stream counts once, whatever is said on it. The figures are etcd's own.
 func (e *Etcd) Requests(ctx context.Context) (map[string]int, error) {
-	transport := &http.Transport{DialContext: e.Dial}
-	defer transport.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL()+"/metrics", nil)
-	if err != nil {
-		return nil, fmt.Errorf("read metrics of etcd: %w", err)
-	}
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		return nil, fmt.Errorf("read metrics of etcd: %w", err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(resp.Body)
+	text, err := scrape(ctx, e.NS, e.URL()+"/metrics")
 	if err != nil {
 		return nil, fmt.Errorf("read metrics of etcd: %w", err)
 	}
 	return begun(text)
+}
+
+// scrape fetches a page from inside the namespace.
+func scrape(ctx context.Context, ns *NS, url string) ([]byte, error) {
+	transport := &http.Transport{DialContext: ns.Dial}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return io.ReadAll(resp.Body)
 }
 
 // begun takes the counters of calls out of metrics in text form.
