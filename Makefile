@@ -56,6 +56,8 @@ lint: $(TOOLS)/golangci-lint ## golangci-lint (its first build takes minutes)
 bench: root ## Tenure beside the reference plugins: times, throughput, CPU (root)
 	@./scripts/deps bench
 	@$(MAKE) --no-print-directory build tools
+	CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ ./scripts/bench/delegating
+	@$(GIVE)
 	$(GO) run -buildvcs=false ./scripts/bench
 
 lab-up: root ## start a lab of three nodes and leave it running (root)

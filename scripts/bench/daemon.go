@@ -28,7 +28,7 @@ func daemonPart(ctx context.Context, b *bench) error {
 			return err
 		}
 		began := time.Now()
-		if err := n.Start(ctx, "--address-cooldown=1s"); err != nil {
+		if err := n.Start(ctx, "--address-cooldown=1s", lab.MetricsListen); err != nil {
 			return err
 		}
 		if err := readySoon(ctx, n); err != nil {

@@ -1,9 +1,10 @@
 // Command bench measures Tenure beside what it should be compared with, on one
 // machine in one run: the reference plugins for CNI calls, a plain kernel path
 // without any daemon for packets. What only Tenure has it measures alone: what
-// its daemons ask of etcd, how they join at once, how a change spreads. Absolute figures drift with the machine, so
-// the contenders take turns within each round, and medians are printed with the
-// least and the greatest.
+// its daemons ask of etcd, how they join at once, how a change spreads. Absolute
+// figures drift with the machine, so the contenders take turns within each
+// round, and medians are printed with the least and the greatest, or with the
+// 99th percentile where many calls were timed. At the end stand the goals.
 package main
 
 import (
@@ -27,6 +28,8 @@ type bench struct {
 	// plainOnly leaves Tenure out: what remains says how steady the machine is.
 	plainOnly bool
 	nodes     []*lab.Node // run Tenure, empty with plainOnly
+	made      []*caller
+	goals     []goal
 }
 
 // part is one table of figures.
@@ -37,7 +40,7 @@ type part struct {
 
 func parts() []part {
 	return []part{
-		{"daemon", daemonPart}, {"calls", callsPart}, {"path", pathPart},
+		{"daemon", daemonPart}, {"calls", callsPart}, {"crowd", crowdPart}, {"full", fullPart}, {"path", pathPart},
 		{"spread", spreadPart}, {"join", joinPart}, {"etcd", etcdPart},
 	}
 }
@@ -58,7 +61,7 @@ func main() {
 func run(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	rounds := flags.Int("rounds", 5, "how often each contender takes its turn")
-	only := flags.String("only", "daemon,calls,path,spread,join,etcd", "which parts, separated by commas")
+	only := flags.String("only", "daemon,calls,crowd,full,path,spread,join,etcd", "which parts, separated by commas")
 	plainOnly := flags.Bool("plain-only", false, "leave Tenure out and measure only what it is compared with")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -91,7 +94,7 @@ func run(ctx context.Context, args []string) (err error) {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
-	return nil
+	return printGoals(os.Stdout, b.goals)
 }
 
 // start brings up an etcd and two nodes that run Tenure.
@@ -118,7 +121,7 @@ func (b *bench) start(ctx context.Context) error {
 // daemon starts a node's daemon and waits until it is ready. The subnets below
 // SubnetMin are for peers that are in etcd only.
 func (b *bench) daemon(ctx context.Context, n *lab.Node) error {
-	if err := n.Start(ctx, "--new-cluster", `--network-config={"Network":"10.5.0.0/16","SubnetMin":"10.5.250.0"}`, "--address-cooldown=1s"); err != nil {
+	if err := n.Start(ctx, "--new-cluster", `--network-config={"Network":"10.5.0.0/16","SubnetMin":"10.5.250.0"}`, "--address-cooldown=1s", lab.MetricsListen); err != nil {
 		return err
 	}
 	return n.WaitReady(ctx)

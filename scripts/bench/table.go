@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -16,10 +17,18 @@ type table struct {
 	columns []string
 	samples map[[2]string][]float64
 	ratios  [][2]string // rows to compare, the first to the second
+	cell    func([]float64) string
 }
 
 func newTable(title string) *table {
-	return &table{title: title, samples: map[[2]string][]float64{}}
+	return &table{title: title, samples: map[[2]string][]float64{}, cell: extremes}
+}
+
+// cells has cells of at least one sample printed otherwise than with
+// their extremes.
+func (t *table) cells(cell func([]float64) string) *table {
+	t.cell = cell
+	return t
 }
 
 // add takes one sample.
@@ -37,14 +46,18 @@ func (t *table) add(row, column string, value float64) {
 // ratio adds a row: the medians of one row as multiples of another's.
 func (t *table) ratio(of, to string) { t.ratios = append(t.ratios, [2]string{of, to}) }
 
-// print writes "median (least–greatest)" for each cell.
+// print writes the table, "-" for a cell without a sample.
 func (t *table) print(w io.Writer) error {
 	out := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	_, _ = fmt.Fprintf(out, "\n%s\t%s\n", t.title, strings.Join(t.columns, "\t"))
 	for _, row := range t.rows {
 		cells := []string{row}
 		for _, column := range t.columns {
-			cells = append(cells, cell(t.samples[[2]string{row, column}]))
+			text := "-"
+			if samples := t.samples[[2]string{row, column}]; len(samples) > 0 {
+				text = t.cell(samples)
+			}
+			cells = append(cells, text)
 		}
 		_, _ = fmt.Fprintln(out, strings.Join(cells, "\t"))
 	}
@@ -60,18 +73,38 @@ func (t *table) print(w io.Writer) error {
 
 // quotient is "-" where there is nothing to divide by.
 func (t *table) quotient(rows [2]string, column string) string {
-	of, to := t.samples[[2]string{rows[0], column}], t.samples[[2]string{rows[1], column}]
-	if len(of) == 0 || len(to) == 0 || median(to) == 0 {
+	v := t.ratioOf(rows[0], rows[1], column)
+	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return "-"
 	}
-	return fmt.Sprintf("%.2f", median(of)/median(to))
+	return fmt.Sprintf("%.2f", v)
 }
 
-func cell(samples []float64) string {
-	if len(samples) == 0 {
-		return "-"
+// ratioOf divides the medians of two rows; NaN where one has no sample.
+func (t *table) ratioOf(of, to, column string) float64 {
+	return t.at(of, column, 50) / t.at(to, column, 50)
+}
+
+// at is a percentile of a cell, the 50th being the median; NaN without a sample.
+func (t *table) at(row, column string, p int) float64 {
+	samples := t.samples[[2]string{row, column}]
+	switch {
+	case len(samples) == 0:
+		return math.NaN()
+	case p == 50:
+		return median(samples)
 	}
+	return percentile(samples, p)
+}
+
+// extremes is "median (least–greatest)".
+func extremes(samples []float64) string {
 	return fmt.Sprintf("%s (%s–%s)", figure(median(samples)), figure(slices.Min(samples)), figure(slices.Max(samples)))
+}
+
+// quantiles is "p50 / p99".
+func quantiles(samples []float64) string {
+	return fmt.Sprintf("%s / %s", figure(median(samples)), figure(percentile(samples, 99)))
 }
 
 // figure shows three significant digits where there are decimals at all.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"strings"
 	"testing"
 )
@@ -24,6 +25,85 @@ b     -                  1234 (0.012–1236)
 `
 	if got.String() != want {
 		t.Errorf("printed\n%s\nwant\n%s", got.String(), want)
+	}
+}
+
+func TestTableOfQuantiles(t *testing.T) {
+	tab := newTable("one").cells(quantiles)
+	for v := range 101 {
+		tab.add("a", "ADD", float64(v))
+	}
+	tab.add("b", "ADD", 25)
+	tab.add("b", "DEL", 4)
+	tab.add("b", "none", 0)
+	tab.add("a", "none", 1)
+	tab.ratio("a", "b")
+	var got strings.Builder
+	if err := tab.print(&got); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+one           ADD           DEL           none
+a             50.0 / 99.0   -             1.00 / 1.00
+b             25.0 / 25.0   4.00 / 4.00   0.000 / 0.000
+ratio a : b   2.00          -             -
+`
+	if got.String() != want {
+		t.Errorf("printed\n%s\nwant\n%s", got.String(), want)
+	}
+	if at := tab.at("a", "ADD", 99); at != 99 {
+		t.Errorf("99th percentile %v", at)
+	}
+	if at := tab.at("a", "DEL", 50); !math.IsNaN(at) {
+		t.Errorf("median of no samples %v", at)
+	}
+}
+
+func TestGoals(t *testing.T) {
+	var got strings.Builder
+	if err := printGoals(&got, []goal{{"a", 0.45, 0.45}, {"b", 3, 3.1}, {"c", 1, math.NaN()}}); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+Goals   at most   measured   
+a       0.45      0.45       met
+b       3         3.10       missed
+c       1         NaN        missed
+`
+	if got.String() != want {
+		t.Errorf("printed\n%s\nwant\n%s", got.String(), want)
+	}
+}
+
+func TestRotated(t *testing.T) {
+	all := []string{"a", "b", "c"}
+	for turn, want := range []string{"abc", "bca", "cab", "abc"} {
+		if got := strings.Join(rotated(all, turn), ""); got != want {
+			t.Errorf("turn %d: %s, want %s", turn, got, want)
+		}
+	}
+}
+
+func TestWithResult(t *testing.T) {
+	for result, want := range map[string]string{
+		"":                  `{"name":"n"}`,
+		`{"ips":[{"a":1}]}`: `{"name":"n","prevResult":{"ips":[{"a":1}]}}`,
+	} {
+		var b []byte
+		if result != "" {
+			b = []byte(result)
+		}
+		if got, err := withResult([]byte(`{"name":"n"}`), b); err != nil || string(got) != want {
+			t.Errorf("with %q: %s, %v, want %s", result, got, err, want)
+		}
+	}
+}
+
+func TestColumn(t *testing.T) {
+	for i, want := range map[int]string{0: "1–50", 49: "1–50", 50: "51–100", 249: "201–250"} {
+		if got := column(i); got != want {
+			t.Errorf("ADD %d is in %s, want %s", i, got, want)
+		}
 	}
 }
 
