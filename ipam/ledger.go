@@ -81,8 +81,9 @@ type Options struct {
 type Change int
 
 const (
-	// Allocated stands for Allocate, Released for Release.
+	// Allocated stands for Allocate.
 	Allocated Change = iota
+	// Released stands for Release.
 	Released
 )
 
