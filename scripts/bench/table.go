@@ -97,8 +97,11 @@ func (t *table) at(row, column string, p int) float64 {
 	return percentile(samples, p)
 }
 
-// extremes is "median (least–greatest)".
+// extremes is "median (least–greatest)"; a single sample stands alone.
 func extremes(samples []float64) string {
+	if len(samples) == 1 {
+		return figure(samples[0])
+	}
 	return fmt.Sprintf("%s (%s–%s)", figure(median(samples)), figure(slices.Min(samples)), figure(slices.Max(samples)))
 }
 
@@ -110,6 +113,8 @@ func quantiles(samples []float64) string {
 // figure shows three significant digits where there are decimals at all.
 func figure(v float64) string {
 	switch {
+	case v == 0:
+		return "0"
 	case v >= 100:
 		return fmt.Sprintf("%.0f", v)
 	case v >= 10:

@@ -14,6 +14,7 @@ func TestTable(t *testing.T) {
 	tab.add("b", "s", 1234.5)
 	tab.add("b", "s", 1235.5)
 	tab.add("b", "s", 0.0123)
+	tab.add("c", "ms", 0)
 	var got strings.Builder
 	if err := tab.print(&got); err != nil {
 		t.Fatal(err)
@@ -22,6 +23,7 @@ func TestTable(t *testing.T) {
 ADD   ms                 s
 a     5.00 (1.00–9.00)   -
 b     -                  1234 (0.012–1236)
+c     0                  -
 `
 	if got.String() != want {
 		t.Errorf("printed\n%s\nwant\n%s", got.String(), want)
@@ -45,7 +47,7 @@ func TestTableOfQuantiles(t *testing.T) {
 	want := `
 one           ADD           DEL           none
 a             50.0 / 99.0   -             1.00 / 1.00
-b             25.0 / 25.0   4.00 / 4.00   0.000 / 0.000
+b             25.0 / 25.0   4.00 / 4.00   0 / 0
 ratio a : b   2.00          -             -
 `
 	if got.String() != want {
