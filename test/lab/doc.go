@@ -10,8 +10,8 @@
 // The etcd may have several members, each on a host of its own from 192.0.2.2
 // up.
 //
-// It owns every namespace named tl<id>-*, the processes it started and one
-// directory of files; nothing else of the machine is touched, no link, address
+// It owns every namespace and control group named tl<id>-*, the processes it
+// started and one directory of files; nothing else of the machine is touched, no link, address
 // or rule is ever made in the namespace of the caller. It promises that Close
 // leaves nothing behind, and that a lab whose owner died without Close is
 // removed by the next New: owner and children are on record under

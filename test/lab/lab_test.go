@@ -280,8 +280,11 @@ func TestProcessesOutliveTheirThreads(t *testing.T) {
 func TestCloseLeavesNothing(t *testing.T) {
 	l, ctx := newLab(t, Options{})
 	n := addNode(ctx, t, l, "n1")
-	p, err := l.spawn(n.Name(), n.LogFile(), "tail", "-f", "/dev/null")
+	p, err := n.Spawn(n.LogFile(), "tail", "-f", "/dev/null")
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := group(n, p.Pid()); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Signal(unix.SIGSTOP); err != nil { // even a hung one must go
@@ -316,6 +319,11 @@ func expectGone(t *testing.T, id, dir string, pid int) {
 	names, err := filepath.Glob(filepath.Join(netnsDir, nsPrefix(id)+"*"))
 	if err != nil || len(names) > 0 {
 		t.Errorf("namespaces left: %v %v", names, err)
+	}
+	for _, pattern := range []string{nsPrefix(id) + "*", "*/" + nsPrefix(id) + "*"} {
+		if groups, err := filepath.Glob(filepath.Join(cgroupDir, pattern)); err != nil || len(groups) > 0 {
+			t.Errorf("control groups left: %v %v", groups, err)
+		}
 	}
 	for _, path := range []string{dir, filepath.Join(registryDir, id)} {
 		if exists(path) {

@@ -31,7 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// own builds a lab with a program in it, prints its id and the program's pid
+// own builds a lab with a program in it, in a control group as a runtime makes
+// them, prints its id and the program's pid
 // and waits to be killed.
 func own() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -48,9 +49,26 @@ func own() error {
 	if err != nil {
 		return err
 	}
+	if err := group(n, p.Pid()); err != nil {
+		return err
+	}
 	fmt.Println(l.ID(), l.Dir(), p.Pid())
 	<-ctx.Done()
 	return l.Close()
+}
+
+// group puts a process into a control group of the node, in one hierarchy.
+func group(n *Node, pid int) error {
+	// Version 2 has one; of version 1 any will do that needs no settings first.
+	root := cgroupDir
+	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
+		root = filepath.Join(root, "freezer")
+	}
+	inner := filepath.Join(root, n.Cgroup(), "inner")
+	if err := os.MkdirAll(inner, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(inner, "cgroup.procs"), fmt.Append(nil, pid), 0)
 }
 
 // newLab makes a lab without binaries; labtest would be an import cycle.

@@ -200,6 +200,20 @@ func (n *Node) flags(args []string) []string {
 	return flags
 }
 
+// Spawn starts a program on the node that goes on in the background, with what
+// it prints in logFile. The lab ends it and its process group at the latest.
+func (n *Node) Spawn(logFile string, argv ...string) (*Process, error) {
+	return n.lab.spawn(n.name, logFile, argv...)
+}
+
+// Dir holds all files of the node.
+func (n *Node) Dir() string { return n.dir }
+
+// Cgroup is the control group below which container runtimes on the node put
+// theirs. Nobody makes it beforehand; what there is of it, in any hierarchy,
+// goes with the lab.
+func (n *Node) Cgroup() string { return "/" + n.name }
+
 // Process is the daemon started last, running or not; nil before Start.
 func (n *Node) Process() *Process {
 	n.lab.mu.Lock()

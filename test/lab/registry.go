@@ -18,6 +18,7 @@ import (
 const (
 	registryDir = "/run/tenure-lab"
 	netnsDir    = "/run/netns"
+	cgroupDir   = "/sys/fs/cgroup"
 )
 
 // record is what a lab leaves on disk for whoever has to remove it.
@@ -185,7 +186,8 @@ func sweep() error {
 	return errors.Join(errs...)
 }
 
-// reap ends the recorded processes of a lab, deletes its namespaces and files.
+// reap ends the recorded processes of a lab, deletes its namespaces, control
+// groups and files.
 func reap(id string, rec record) error {
 	children, err := readChildren(id)
 	errs := []error{err}
@@ -194,7 +196,7 @@ func reap(id string, rec record) error {
 			errs = append(errs, c.kill())
 		}
 	}
-	errs = append(errs, deleteNamespaces(nsPrefix(id)))
+	errs = append(errs, deleteNamespaces(nsPrefix(id)), deleteCgroups(cgroupDir, nsPrefix(id)))
 	if rec.OwnDir && rec.Dir != "" {
 		errs = append(errs, os.RemoveAll(rec.Dir))
 	}
