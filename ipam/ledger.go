@@ -119,6 +119,7 @@ type Ledger struct {
 	mu    sync.Mutex // serialises changes; guards what is below
 	dirty bool       // memory has a fact that the file lacks
 	buf   []byte     // the last file content, its room is used again
+	early pause      // of the log about addresses given before they were cool
 }
 
 // Open reads the ledger at path. The directory must exist by the first
@@ -204,10 +205,33 @@ func (l *Ledger) Allocate(k Key, asks []Ask, fill func(*Allocation)) (a Allocati
 		return Allocation{}, false, fmt.Errorf("allocate for %s: %w", k, err)
 	}
 	for _, s := range warm {
-		l.log.Warn("gave an address before its cool-down was over", "address", s.addr, "key", k,
-			"released", s.released, "cooldown", l.cooldown)
+		l.early.report(now, func(repeated int) {
+			l.log.Warn("gave an address before its cool-down was over", "address", s.addr, "key", k,
+				"released", s.released, "cooldown", l.cooldown, "repeated", repeated)
+		})
 	}
 	return a.clone(), false, nil
+}
+
+// earlyPause is how long a ledger says nothing of a further early use: where
+// pods come and go faster than addresses cool, each ADD is one.
+const earlyPause = time.Minute
+
+// pause counts what is not written because the same was written a moment before.
+type pause struct {
+	written time.Time
+	quiet   int
+}
+
+// report writes, with the number of times that it did not, unless it has done
+// so within the last minute. A clock that went back does not silence it.
+func (p *pause) report(now time.Time, write func(repeated int)) {
+	if since := now.Sub(p.written); since >= 0 && since < earlyPause {
+		p.quiet++
+		return
+	}
+	write(p.quiet)
+	*p = pause{written: now}
 }
 
 // pickAll chooses an address for each ask and says which were still cooling.

@@ -274,6 +274,33 @@ func TestCooldown(t *testing.T) {
 	}
 }
 
+// TestEarlyUseLog: where pods come and go faster than addresses cool, the log
+// gets a line a minute, not one for each of them.
+func TestEarlyUseLog(t *testing.T) {
+	const subnet = "10.5.34.0/30" // one address
+	clk := newClock()
+	var log bytes.Buffer
+	l := open(t, ledgerPath(t), Options{Cooldown: time.Hour, Now: clk.read, Log: logTo(&log)})
+	allocate(t, l, "first", anyOf(subnet))
+	release(t, l, "first")
+	for i, c := range []struct {
+		later  time.Duration
+		logged string // "" is nothing
+	}{
+		{0, "repeated=0"}, {time.Second, ""}, {time.Second, ""}, {time.Minute, "repeated=2"}, {time.Second, ""},
+		{-time.Hour, "repeated=1"}, {time.Minute, "repeated=0"},
+	} {
+		log.Reset()
+		clk.add(c.later)
+		id := fmt.Sprint("pod", i)
+		allocate(t, l, id, anyOf(subnet))
+		release(t, l, id)
+		if got := log.String(); (c.logged == "") != (got == "") || !strings.Contains(got, c.logged) {
+			t.Errorf("early use %d: logged %q, want %q", i, got, c.logged)
+		}
+	}
+}
+
 // TestClockSetBack must not leave an address cooling for the hours that the
 // clock was wrong.
 func TestClockSetBack(t *testing.T) {
