@@ -557,6 +557,15 @@ func portsComeBack(t *testing.T, m *machine) {
 		}
 		sameState(t, before, m.read(t))
 	}
+	// A pod may go between the look and the change that it led to.
+	if m.ns != nil {
+		m.sh(t, "ip link del port0")
+	} else {
+		m.kernel.(*fakekernel.Kernel).Edit(func(s *dataplane.State) { delete(s.Links, "port0") })
+	}
+	for _, gone := range []string{"port0", "unborn0"} {
+		m.change(t, dataplane.SetPort{Link: gone, Bridge: bridge})
+	}
 }
 
 // flagsComeBack: what somebody else sets on our devices, beside MAC and MTU.

@@ -147,13 +147,14 @@ func (k *Linux) delLink(name string) error {
 }
 
 // setPort plugs a link into the bridge. Hairpin mode is a setting of the port
-// and so is lost with it.
+// and so is lost with it. A link that is gone, as a pod's may be by now, needs
+// no plugging in; of a bridge that is gone the kernel says EINVAL.
 func (k *Linux) setPort(c SetPort) error {
 	bridge, err := k.index(c.Bridge)
 	if err != nil {
 		return err
 	}
-	return k.onLink(c.Link, func(l netlink.Link) error {
+	return ignoreGone(k.onLink(c.Link, func(l netlink.Link) error {
 		if err := k.handle.LinkSetMasterByIndex(l, bridge); err != nil {
 			return fmt.Errorf("plug in: %w", err)
 		}
@@ -164,7 +165,7 @@ func (k *Linux) setPort(c SetPort) error {
 			return fmt.Errorf("end isolation: %w", err)
 		}
 		return k.handle.LinkSetUp(l)
-	})
+	}))
 }
 
 func (k *Linux) onNeigh(link string, n *netlink.Neigh, f func(*netlink.Neigh) error) error {
@@ -232,8 +233,8 @@ func (k *Linux) onRoute(r Route, f func(*netlink.Route) error) error {
 	return f(out)
 }
 
-// ignoreGone makes a deletion succeed when there was nothing to delete. The
-// kernel says so in a way that depends on the table.
+// ignoreGone makes a change succeed when what it is about, and should not be or
+// need not be, is gone. The kernel says so in a way that depends on the table.
 func ignoreGone(err error) error {
 	for _, gone := range []error{
 		os.ErrNotExist, unix.ENODEV, unix.ESRCH, unix.EADDRNOTAVAIL,

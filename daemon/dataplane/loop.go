@@ -414,6 +414,24 @@ func isBroken(broken map[string]bool, scope string) bool {
 	return false
 }
 
+// logWrites tells of a pass that changed something. One that only plugged pods
+// in is told of once a minute: with pods that come and go it often finds one
+// that is just being added, and is quicker.
+func (l *Loop) logWrites(out outcome) {
+	if len(out.writes) == 0 {
+		return
+	}
+	args := []any{"writes", out.writes, "failed", len(out.failures)}
+	if ports := (Op{Change: SetPort{}}).Kind(); len(out.writes) == 1 && out.writes[ports] > 0 {
+		repeated, due := l.faults.due("ports")
+		if !due {
+			return
+		}
+		args = append(args, "repeated", repeated)
+	}
+	l.log.Info("kernel brought in line", args...)
+}
+
 // finish logs the pass, publishes it and decides on the next one.
 func (r *runner) finish(generation uint64, out outcome) {
 	l := r.loop
@@ -424,9 +442,7 @@ func (r *runner) finish(generation uint64, out outcome) {
 	for _, c := range out.conflicts {
 		l.faults.report("conflict "+c.Text, "conflict in the kernel", c.Text)
 	}
-	if len(out.writes) > 0 {
-		l.log.Info("kernel brought in line", "writes", out.writes, "failed", len(out.failures))
-	}
+	l.logWrites(out)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	rep := l.report.clone()

@@ -349,6 +349,32 @@ func TestLoopWritesAFaultOncePerMinute(t *testing.T) {
 	})
 }
 
+// TestLoopTellsOfPortsOncePerMinute: pods that come and go do not fill the log.
+func TestLoopTellsOfPortsOncePerMinute(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		want := node34()
+		want.Bridge.Ports = []string{"port0"}
+		b.fake.Edit(func(s *dataplane.State) { s.Links["port0"] = dataplane.Link{Index: 99} })
+		b.loop.Set(want)
+		b.converge(time.Second)
+		b.log.Reset()
+		for range 150 {
+			b.fake.Edit(func(s *dataplane.State) {
+				l := s.Links["port0"]
+				l.Port.Hairpin = false
+				s.Links["port0"] = l
+			})
+			sleepFake(time.Second)
+			if !b.state().Links["port0"].Port.Hairpin {
+				t.Fatal("the port was left alone")
+			}
+		}
+		if n := strings.Count(b.log.String(), "\n"); n != 3 || !strings.Contains(b.log.String(), "repeated=59") {
+			t.Errorf("%d lines in 2.5 minutes:\n%s", n, b.log)
+		}
+	})
+}
+
 // TestLoopP1TornReadIsNotMissing: what cannot be read is not written.
 func TestLoopP1TornReadIsNotMissing(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {

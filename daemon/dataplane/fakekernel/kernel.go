@@ -2,6 +2,7 @@ package fakekernel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -244,9 +245,13 @@ func (k *Kernel) applyLink(change dataplane.Change) error {
 		if _, err := k.link(c.Bridge); err != nil {
 			return err
 		}
-		return k.changeLink(c.Link, func(l *dataplane.Link) {
+		err := k.changeLink(c.Link, func(l *dataplane.Link) {
 			l.Master, l.Up, l.Port = c.Bridge, true, dataplane.Port{Hairpin: true}
 		})
+		if errors.Is(err, os.ErrNotExist) {
+			err = nil // a link that is gone needs no plugging in
+		}
+		return err
 	}
 	return fmt.Errorf("unknown change: %s", change)
 }
