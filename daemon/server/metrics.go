@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -98,7 +99,13 @@ func ServeMetrics(ctx context.Context, addr string, status func() *api.Status, t
 
 func metricsMux(status func() *api.Status, times *Times) (http.Handler, error) {
 	r := prometheus.NewRegistry()
-	for _, c := range []prometheus.Collector{newCollector(status), times.seconds} {
+	for _, c := range []prometheus.Collector{
+		newCollector(status), times.seconds,
+		// What the process needs of the machine: go_goroutines,
+		// process_open_fds and so on, under the names that everybody knows.
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
