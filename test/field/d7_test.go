@@ -34,7 +34,7 @@ const (
 // address, what an ADD answered is in the pod's namespace, no address is lost
 // to anybody, and nothing is left when all pods have gone.
 func TestD7(t *testing.T) {
-	ctx := cluster.Context(t, 2*time.Minute)
+	ctx := cluster.Context(t, 4*time.Minute)
 	chance := rand.New(rand.NewPCG(cluster.Seed(t), 7))
 	n := cluster.New(ctx, t, cluster.Network, "n1").Nodes[0]
 	boxes := cluster.Sandboxes(ctx, t, n, "p", crowdSubnet+1)
