@@ -74,6 +74,9 @@ func (n *Node) add(ctx context.Context, r *api.Request, deliver func(json.RawMes
 	if err != nil {
 		return err
 	}
+	if !existed {
+		n.awaitFreed(ctx, a)
+	}
 	undo := func() {
 		if !existed {
 			n.undo(c.key)

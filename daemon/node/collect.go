@@ -154,6 +154,7 @@ func (n *Node) collectRecord(ctx context.Context, m mark) {
 	if gone, err := n.cfg.Interfaces.Gone(ctx, a.Host, a.Netns); err != nil || !gone {
 		return
 	}
+	n.freed(a)
 	n.cfg.Ledger.Release(m.key)
 	n.touched()
 	n.cfg.Log.Info("freed the address of a pod whose namespace is gone, for which no DEL came", "event", "collected",

@@ -78,6 +78,7 @@ func (n *Node) free(_ context.Context, k ipam.Key) error { return n.release(k, t
 func (n *Node) release(k ipam.Key, byIPAM bool) error {
 	if a, ok := n.cfg.Ledger.Get(k); ok && a.IPAM == byIPAM {
 		n.cfg.at("before the address is freed")
+		n.freed(a)
 		n.cfg.Ledger.Release(k)
 		n.touched()
 	}

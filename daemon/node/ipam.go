@@ -33,6 +33,9 @@ func (n *Node) ipamAdd(ctx context.Context, r *api.Request, deliver func(json.Ra
 	if err != nil {
 		return err
 	}
+	if !existed {
+		n.awaitFreed(ctx, a)
+	}
 	result, err := ipamResult(c, a)
 	if err == nil {
 		err = n.cfg.Ledger.Move(c.key, c.netns)

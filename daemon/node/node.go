@@ -56,7 +56,7 @@ type Hook interface {
 	GivenUp() []hook.Pod
 }
 
-// Config is what a Node works with; all fields but Step are required.
+// Config is what a Node works with; all fields but Flows and Step are required.
 type Config struct {
 	// Instance is --name.
 	Instance string
@@ -86,7 +86,9 @@ type Config struct {
 	Plane      Plane
 	Store      Store
 	Hook       Hook
-	Log        *slog.Logger
+	// Flows may be nil: then no connections are forgotten.
+	Flows Flows
+	Log   *slog.Logger
 	// Step is called between any two steps of a verb with the name of the
 	// place; nil outside tests.
 	Step func(where string)

@@ -20,6 +20,7 @@ import (
 	"github.com/tenure-cni/tenure/daemon/attach"
 	"github.com/tenure-cni/tenure/daemon/dataplane"
 	"github.com/tenure-cni/tenure/daemon/fence"
+	"github.com/tenure-cni/tenure/daemon/flows"
 	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/daemon/node"
 	"github.com/tenure-cni/tenure/daemon/server"
@@ -61,6 +62,7 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 	g.Go(func() error { return d.queue.run(ctx) })
 	g.Go(func() error { return d.node.Collect(ctx) })
 	g.Go(func() error { return d.hook.Run(ctx) })
+	g.Go(func() error { return d.flows.Run(ctx) })
 	g.Go(func() error { return d.tenancy(ctx) })
 	if cfg.EtcdEmbedded {
 		g.Go(func() error { return runEtcd(ctx, cfg, log) })
@@ -86,6 +88,7 @@ type daemon struct {
 	queue     *queue
 	hook      stranding
 	times     *server.Times
+	flows     *flows.Forgetter
 }
 
 // wire makes every part; nothing runs yet. Its errors are those of this
@@ -121,12 +124,12 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.hook = d.onStranded(boot)
+	d.hook, d.flows = d.onStranded(boot), flows.New(netns.None(), log)
 	d.node = node.New(node.Config{
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
 		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
 		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
-		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: timedInterfaces{d.attacher, d.times}, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Log: log, Step: step,
+		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: timedInterfaces{d.attacher, d.times}, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Flows: d.flows, Log: log, Step: step,
 	})
 	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
 	return d, nil
