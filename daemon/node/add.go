@@ -83,7 +83,7 @@ func (n *Node) add(ctx context.Context, r *api.Request, deliver func(json.RawMes
 		}
 	}
 	n.cfg.at("after the address was put on record")
-	ep, err := n.cfg.Interfaces.Add(ctx, c.netns, n.want(a))
+	ep, err := n.attach(ctx, c.netns, a)
 	if err != nil {
 		undo()
 		return fmt.Errorf("attach %s: %w", c.key, n.explain(err))
