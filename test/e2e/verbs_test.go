@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/test/cluster"
 	"github.com/tenure-cni/tenure/test/lab"
 )
@@ -19,19 +18,16 @@ import (
 // TestVerbs makes every CNI call as a runtime does, on one node.
 func TestVerbs(t *testing.T) {
 	ctx := cluster.Context(t, time.Minute)
-	c := cluster.New(ctx, t, cluster.Network, "n1", "n2")
-	n := c.Nodes[0]
+	n := cluster.New(ctx, t, cluster.Network, "n1").Nodes[0]
 	for name, test := range map[string]func(context.Context, *testing.T, *lab.Node){
 		"VERSION":       version,
 		"STATUS":        status,
 		"ADD again":     addAgain,
-		"CHECK":         check,
 		"GC":            gc,
 		"ADD elsewhere": addElsewhere,
 	} {
 		t.Run(name, func(t *testing.T) { test(ctx, t, n) })
 	}
-	t.Run("DEL without a daemon", func(t *testing.T) { delQueued(ctx, t, c.Nodes[1]) })
 }
 
 func versions() []string { return []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} }
@@ -48,7 +44,7 @@ func version(ctx context.Context, t *testing.T, n *lab.Node) {
 	}
 }
 
-// status: 0 while held. 51 is in TestFence, 50 in delQueued and TestStart.
+// status: 0 while held. 51 is in TestFence, 50 in TestBirth and test/field.
 func status(ctx context.Context, t *testing.T, n *lab.Node) {
 	if a := cluster.Call(ctx, t, n, lab.CNICall{Verb: "STATUS"}); a.Exit != 0 {
 		t.Errorf("STATUS of a node that holds a subnet: %v", a.Err)
@@ -115,42 +111,6 @@ func wantUsed(ctx context.Context, t *testing.T, n *lab.Node, want uint64) {
 	}
 }
 
-// check spoils a pod's interface in several ways; the text of 110 says what
-// would restore it, and an ADD of the same key does.
-func check(ctx context.Context, t *testing.T, n *lab.Node) {
-	pod := cluster.Pod(ctx, t, n, "check")
-	if err := pod.Check(ctx); err != nil {
-		t.Errorf("CHECK of a pod as ADD left it: %v", err)
-	}
-	call := cluster.CallFor("CHECK", pod, "eth0")
-	prev, err := json.Marshal(pod.Result)
-	if err != nil {
-		t.Fatal(err)
-	}
-	call.Config = config(n, "1.0.0", `,"prevResult":`+string(prev))
-	for _, spoil := range [][]string{
-		{"addr", "flush", "dev", "eth0"},
-		{"route", "del", "default"},
-		{"link", "set", "eth0", "down"},
-	} {
-		if a := cluster.Call(ctx, t, n, call); a.Exit != 0 {
-			t.Fatalf("CHECK: %v", a.Err)
-		}
-		cluster.Exec(ctx, t, pod, "ip", spoil...)
-		a := cluster.Call(ctx, t, n, call)
-		if cluster.Code(a) != api.CodeCheckDiffers || !strings.Contains(a.Err.Msg, "restore") {
-			t.Errorf("CHECK after ip %v: %v, want code 110 and what would restore it", spoil, a.Err)
-		}
-		cluster.Result(t, cluster.Call(ctx, t, n, cluster.CallFor("ADD", pod, "eth0")))
-	}
-	if err := pod.Del(ctx); err != nil {
-		t.Error(err)
-	}
-	if a := cluster.Call(ctx, t, n, call); a.Exit == 0 {
-		t.Error("CHECK of a pod that was deleted succeeds")
-	}
-}
-
 // gc: no list and null are no empty list, and remove nothing.
 func gc(ctx context.Context, t *testing.T, n *lab.Node) {
 	used := cluster.Status(ctx, t, n).Addresses.Used
@@ -183,40 +143,6 @@ func gc(ctx context.Context, t *testing.T, n *lab.Node) {
 		if _, err := cluster.FindLink(ctx, boxes[0], "eth0"); (err == nil) != (step.left == 3) {
 			t.Errorf("after GC with %q the first pod has its interface: %t", step.list, err == nil)
 		}
-	}
-}
-
-// delQueued: with no daemon a DEL succeeds at once, and is done by the next
-// daemon before it serves anybody.
-func delQueued(ctx context.Context, t *testing.T, n *lab.Node) {
-	pod := cluster.Pod(ctx, t, n, "queued")
-	host := pod.Result.Interfaces[1].Name
-	if err := n.Stop(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if a := cluster.Call(ctx, t, n, lab.CNICall{Verb: "STATUS"}); cluster.Code(a) != api.CodeNotReady {
-		t.Errorf("STATUS without a daemon: %v, want code 50", a.Err)
-	}
-	began := time.Now()
-	del(ctx, t, n, pod)
-	if took := time.Since(began); took > 3*time.Second {
-		t.Errorf("DEL without a daemon took %s", took)
-	}
-	queue := filepath.Join(filepath.Dir(n.Socket), "del")
-	if names := entries(t, queue); len(names) != 1 {
-		t.Errorf("queued: %v, want one DEL", names)
-	}
-	cluster.Start(ctx, t, n)
-	wantUsed(ctx, t, n, 0)
-	if _, err := cluster.FindLink(ctx, n, host); err == nil {
-		t.Errorf("the pod's interface %s is still there", host)
-	}
-	if names := entries(t, queue); len(names) != 0 {
-		t.Errorf("still queued: %v", names)
-	}
-	next := cluster.Pod(ctx, t, n, "next")
-	if next.IP == pod.IP {
-		t.Errorf("%s is given out again at once, it should cool down", next.IP)
 	}
 }
 
