@@ -132,34 +132,6 @@ func TestBadSettings(t *testing.T) {
 	}
 }
 
-// TestSecondInstance starts a second daemon on the directories of the first,
-// and one that has only the socket in common: each ends with code 1, and the
-// first one serves on.
-func TestSecondInstance(t *testing.T) {
-	ctx := cluster.Context(t, 30*time.Second)
-	c := cluster.New(ctx, t, cluster.Network, "n1")
-	n := c.Nodes[0]
-	before := who(ctx, t, n)
-	other := t.TempDir()
-	for name, dirs := range map[string][]string{
-		"same directories": {"--run-dir=" + n.RunDir, "--state-dir=" + n.StateDir},
-		"same run-dir":     {"--run-dir=" + n.RunDir, "--state-dir=" + other + "/a"},
-		"same state-dir":   {"--run-dir=" + other + "/b", "--state-dir=" + n.StateDir},
-		"same socket":      {"--run-dir=" + other + "/c", "--state-dir=" + other + "/d", "--socket=" + n.Socket},
-	} {
-		t.Run(name, func(t *testing.T) {
-			args := append(dirs, "--node-name=n1", "--iface=eth0", "--metrics-listen=", "--etcd-endpoints="+c.Etcd.URL())
-			if r := cluster.Run(ctx, t, n, "tenured", args...); r.Code != 1 || !strings.Contains(r.Said, "another") {
-				t.Errorf("%s, want exit code 1 and that there is another", r)
-			}
-		})
-	}
-	if after := who(ctx, t, n); after != before {
-		t.Errorf("the first one is\n%+v, it was\n%+v", after, before)
-	}
-	cluster.Pod(ctx, t, n, "p")
-}
-
 // twoSubnets is a network with room for two nodes.
 const twoSubnets = `{"Network":"10.5.0.0/16","SubnetMin":"10.5.1.0","SubnetMax":"10.5.2.0"}`
 
