@@ -102,6 +102,7 @@ func (n *Node) add(ctx context.Context, r *api.Request, deliver func(json.RawMes
 	}
 	result, err := n.result(c, prev, a, ep)
 	if err == nil {
+		n.tellNeighbours(a, false)
 		n.cfg.at("before an ADD is answered")
 		err = deliver(result)
 	}

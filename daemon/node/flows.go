@@ -20,6 +20,7 @@ type Flows interface {
 // freed is called when an allocation is about to be released, and its pod is gone:
 // first, so that whoever gets the address next waits.
 func (n *Node) freed(a ipam.Allocation) {
+	n.tellNeighbours(a, true)
 	if n.cfg.Flows != nil {
 		n.cfg.Flows.Forget(plain(a)...)
 	}

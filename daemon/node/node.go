@@ -56,7 +56,8 @@ type Hook interface {
 	GivenUp() []hook.Pod
 }
 
-// Config is what a Node works with; all fields but Flows and Step are required.
+// Config is what a Node works with; all fields but Flows, Neighbours and Step
+// are required.
 type Config struct {
 	// Instance is --name.
 	Instance string
@@ -86,9 +87,11 @@ type Config struct {
 	Plane      Plane
 	Store      Store
 	Hook       Hook
-	// Flows may be nil: then no connections are forgotten.
-	Flows Flows
-	Log   *slog.Logger
+	// Flows may be nil: then no connections are forgotten. So may Neighbours:
+	// then nobody is told.
+	Flows      Flows
+	Neighbours Neighbours
+	Log        *slog.Logger
 	// Step is called between any two steps of a verb with the name of the
 	// place; nil outside tests.
 	Step func(where string)
