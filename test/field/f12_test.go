@@ -72,6 +72,9 @@ func TestF12(t *testing.T) {
 			odd.spoil(&call)
 			wellFormed(t, cluster.Call(ctx, t, n, call), odd.codes)
 			used(ctx, t, n, 0)
+			if call.Config == nil && call.Verb == "ADD" {
+				otherVerbs(ctx, t, n, call, odd.codes)
+			}
 		})
 	}
 	t.Run("existing interface", func(t *testing.T) { existing(ctx, t, n, box) })
@@ -80,6 +83,24 @@ func TestF12(t *testing.T) {
 	}
 	// After all that the daemon serves as ever.
 	cluster.Result(t, cluster.Call(ctx, t, n, cluster.CallFor("ADD", box, "net1")))
+}
+
+// otherVerbs has the same odd parameters: what makes no sense is refused, and
+// an odd namespace is a pod's that is gone.
+func otherVerbs(ctx context.Context, t *testing.T, n *lab.Node, call lab.CNICall, codes []uint) {
+	t.Helper()
+	for _, verb := range []string{"DEL", "CHECK"} {
+		call.Verb = verb
+		a := cluster.Call(ctx, t, n, call)
+		if a.Exit == 0 && verb == "DEL" {
+			if said := append(a.Stdout, a.Stderr...); len(said) > 0 {
+				t.Errorf("%s says %s", verb, said)
+			}
+			continue
+		}
+		// Who was never added is missed before his namespace is looked at.
+		wellFormed(t, a, append(codes, api.CodeCheckDiffers))
+	}
 }
 
 // edit replaces a part of the configuration.

@@ -40,10 +40,11 @@ func TestG2(t *testing.T) {
 	ip("link set eth0 up")
 	// As long as a look for the interface takes, and some more.
 	cluster.Stays(ctx, t, 3*time.Second, "the daemon waits", func() error {
-		if s, err := n1.Status(ctx); err != nil || s.Ready || s.Subnet != "" {
-			return fmt.Errorf("%v: %+v", err, s)
+		s, err := n1.Status(ctx)
+		if err == nil && (s.Ready || s.Subnet != "") {
+			err = fmt.Errorf("it is %+v", s)
 		}
-		return nil
+		return err
 	})
 	waits(ctx, t, n1)
 	ip(fmt.Sprintf("addr add %s/24 dev eth0", n1.Addr))
