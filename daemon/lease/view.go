@@ -99,9 +99,9 @@ func (e *Engine) stateLocked(now time.Duration) (api.State, string) {
 	case h == nil && !e.former.IsZero():
 		return api.StateLost, e.waiting
 	case h == nil && e.etcdErr != nil:
-		return api.StateStarting, e.awayText()
+		return api.StateStarting, e.notReady() + e.awayText()
 	case h == nil && !e.started:
-		return api.StateStarting, "etcd has not answered yet"
+		return api.StateStarting, e.notReady() + "etcd has not answered yet"
 	case h == nil:
 		return api.StateWaiting, e.waiting
 	case now >= h.deadline && errors.Is(h.unproven, errRestarted) && e.etcdErr == nil:
@@ -118,6 +118,14 @@ func (e *Engine) stateLocked(now time.Duration) (api.State, string) {
 			h.since.UTC().Format(time.RFC3339), (h.deadline - now).Round(time.Second), h.unproven)
 	}
 	return api.StateHeld, ""
+}
+
+// notReady says first what this machine lacks: etcd may be out of reach for that.
+func (e *Engine) notReady() string {
+	if err := e.cfg.Ready(); err != nil {
+		return err.Error() + "; "
+	}
+	return ""
 }
 
 func (e *Engine) awayText() string {
