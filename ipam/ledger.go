@@ -325,7 +325,7 @@ func (l *Ledger) Move(k Key, netns string) error {
 
 // Release frees what k holds; its addresses begin to cool. It does not fail:
 // when the disk refuses, the release stands in memory, is logged, and gets to
-// the file with the next write that succeeds.
+// the file with the next write that succeeds, Flush among them.
 func (l *Ledger) Release(k Key) (a Allocation, existed bool) {
 	defer l.took(Released, time.Now())
 	l.mu.Lock()
@@ -340,6 +340,21 @@ func (l *Ledger) Release(k Key) (a Allocation, existed bool) {
 		return Allocation{}, false
 	}
 	return r.clone(), true
+}
+
+// Flush writes what the disk has refused so far, and nothing if there is no
+// such thing: a daemon that is killed before the next change would not know of
+// it. Whoever calls it does so every few seconds; only success is logged, for
+// the failure was when it came.
+func (l *Ledger) Flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.dirty {
+		return
+	}
+	if err := l.save(l.current.Load()); err == nil {
+		l.log.Info("what the disk refused is written now", "path", l.path)
+	}
 }
 
 // Get returns what k holds.

@@ -504,7 +504,8 @@ func TestDirectoryGone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "ledger.json")
 	checkFullDisk(t, path, Options{},
 		func() { mustDo(t, os.Rename(filepath.Dir(path), filepath.Dir(path)+"-gone")) },
-		func() { mustDo(t, os.Rename(filepath.Dir(path)+"-gone", filepath.Dir(path))) })
+		func() { mustDo(t, os.Rename(filepath.Dir(path)+"-gone", filepath.Dir(path))) },
+		func(l *Ledger) { l.Release(key("unknown")) }) // any next write
 }
 
 // TestDiskFull fills a real tmpfs under the ledger.
@@ -525,12 +526,13 @@ func TestDiskFull(t *testing.T) {
 				t.Fatalf("fill the tmpfs: %v, want ENOSPC", err)
 			}
 		},
-		func() { mustDo(t, os.Remove(filler)) })
+		func() { mustDo(t, os.Remove(filler)) },
+		(*Ledger).Flush)
 }
 
 // checkFullDisk runs one story: while the disk refuses, an allocation fails
 // and changes nothing, a release succeeds; afterwards the file catches up.
-func checkFullDisk(t *testing.T, path string, o Options, fail, heal func()) {
+func checkFullDisk(t *testing.T, path string, o Options, fail, heal func(), catchUp func(*Ledger)) {
 	t.Helper()
 	mustDo(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	var log bytes.Buffer
@@ -538,8 +540,14 @@ func checkFullDisk(t *testing.T, path string, o Options, fail, heal func()) {
 	l := open(t, path, o)
 	allocate(t, l, "a", anyOf("10.5.34.0/24"))
 	allocate(t, l, "b", anyOf("10.5.34.0/24"))
+	written, err := os.Stat(path)
+	mustDo(t, err)
 	before, err := os.ReadFile(path)
 	mustDo(t, err)
+	l.Flush() // nothing to write
+	if at, err := os.Stat(path); err != nil || !os.SameFile(at, written) {
+		t.Errorf("a file that lacked nothing was written again: %v", err)
+	}
 
 	fail()
 	if _, _, err := l.Allocate(key("c"), anyOf("10.5.34.0/24"), nil); err == nil || errors.Is(err, ErrFull) {
@@ -555,6 +563,7 @@ func checkFullDisk(t *testing.T, path string, o Options, fail, heal func()) {
 	if _, held := l.Get(key("a")); held || !strings.Contains(log.String(), "level=ERROR") {
 		t.Errorf("release on a full disk: still held %v, log %q", held, log.String())
 	}
+	l.Flush() // in vain
 
 	heal()
 	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(before, after) {
@@ -564,7 +573,7 @@ func checkFullDisk(t *testing.T, path string, o Options, fail, heal func()) {
 	if err != nil || len(entries) != 1 {
 		t.Errorf("failed writes left files: %v, %v", entries, err)
 	}
-	l.Release(key("unknown")) // any next write
+	catchUp(l)
 	fresh := open(t, path, o)
 	if _, held := fresh.Get(key("a")); held {
 		t.Error("the release never got to the disk")

@@ -22,7 +22,7 @@ const (
 // whose interface and namespace are gone, for which no DEL came. It takes the
 // kernel's word only, at two looks and a third with the key locked. It also
 // removes interfaces of ours that no record knows: their addresses may be
-// given to others.
+// given to others. And it has the ledger write what a full disk refused.
 //
 // When in doubt it keeps. Addresses of tenure-ipam are not collected: their
 // interfaces are another plugin's, and nothing tells which are dead.
@@ -36,6 +36,7 @@ func (n *Node) Collect(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
+		n.cfg.Ledger.Flush()
 		var err error
 		if seen, err = n.look(ctx, seen); err != nil && err.Error() != last && ctx.Err() == nil {
 			n.cfg.Log.Warn("cannot look for pods that are gone, trying on", "error", err)
