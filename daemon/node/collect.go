@@ -25,7 +25,8 @@ const (
 // given to others. And it has the ledger write what a full disk refused.
 //
 // When in doubt it keeps. Addresses of tenure-ipam are not collected: their
-// interfaces are another plugin's, and nothing tells which are dead.
+// interfaces are another plugin's, which may have yet to make them. Those that
+// were found in use and stand for nobody known are, once they are not borne.
 func (n *Node) Collect(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -83,6 +84,17 @@ func (n *Node) look(ctx context.Context, before sight) (sight, error) {
 			if before.records[m] {
 				n.collectRecord(ctx, m)
 			}
+		}
+	}
+	unborne, err := n.unborne(ctx, records)
+	if err != nil {
+		return sight{}, err
+	}
+	for _, a := range unborne {
+		m := markOf(a)
+		now.records[m] = true
+		if before.records[m] {
+			n.collectRecord(ctx, m)
 		}
 	}
 	for _, f := range withoutRecord(records, found) {
@@ -152,13 +164,17 @@ func (n *Node) collectRecord(ctx context.Context, m mark) {
 	if !ok || markOf(a) != m {
 		return
 	}
-	if gone, err := n.cfg.Interfaces.Gone(ctx, a.Host, a.Netns); err != nil || !gone {
+	if gone, err := n.gone(ctx, a); err != nil || !gone {
 		return
 	}
 	n.freed(a)
 	n.cfg.Ledger.Release(m.key)
 	n.touched()
-	n.cfg.Log.Info("freed the address of a pod whose namespace is gone, for which no DEL came", "event", "collected",
+	text := "freed the address of a pod whose namespace is gone, for which no DEL came"
+	if isUnclaimed(a) {
+		text = "freed an address that no record told of, and that no pod has any more"
+	}
+	n.cfg.Log.Info(text, "event", "collected",
 		"container", a.ContainerID, "if", a.IfName, "address", addresses(a), "netns", a.Netns)
 }
 

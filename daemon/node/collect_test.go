@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
@@ -41,6 +42,15 @@ func (r *rig) stray(container string, addrs ...string) {
 	r.interfaces.mu.Lock()
 	defer r.interfaces.mu.Unlock()
 	r.interfaces.exist[w.HostName()] = w
+}
+
+// unclaimed has an address borne, and on record for nobody known.
+func (r *rig) unclaimed(t *testing.T, address string) {
+	t.Helper()
+	r.interfaces.borne = map[netip.Addr]bool{prefix(address).Addr(): true}
+	if err := r.ledger.Adopt(Unclaimed(prefix(address))); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func keyFor(container string) ipam.Key {
@@ -100,6 +110,27 @@ func TestCollect(t *testing.T) {
 		"an address of tenure-ipam": {
 			first: func(t *testing.T, r *rig) { mustIPAMAdd(t, r, "c2") },
 			want:  []string{"c1", "c2"}, links: 1,
+		},
+		"an address in use by nobody known": {
+			first: func(t *testing.T, r *rig) { r.unclaimed(t, "10.5.34.99/24") },
+			want:  []string{"?", "c1"}, links: 1,
+		},
+		"one that is in use no more": {
+			first:   func(t *testing.T, r *rig) { r.unclaimed(t, "10.5.34.99/24"); r.interfaces.borne = nil },
+			between: func(t *testing.T, r *rig) { r.unclaimed(t, "10.5.34.98/24") },
+			want:    []string{"?", "c1"}, links: 1,
+		},
+		"one of which nothing can be told": {
+			first: func(t *testing.T, r *rig) { r.unclaimed(t, "10.5.34.99/24"); r.interfaces.borne = nil },
+			between: func(t *testing.T, r *rig) {
+				r.interfaces.blind = errors.New("torn")
+				if _, err := r.look(t.Context(), sight{}); err == nil {
+					t.Error("a look that saw nothing is a look")
+				}
+				r.collectRecord(t.Context(), markOf(r.ledger.List()[0]))
+				r.interfaces.blind, r.interfaces.borne = nil, map[netip.Addr]bool{addr("10.5.34.99"): true}
+			},
+			want: []string{"?", "c1"}, links: 1,
 		},
 		"an interface that no record knows": {
 			first: func(_ *testing.T, r *rig) { r.stray("c9", "10.5.34.99/24") },

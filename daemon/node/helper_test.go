@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -117,6 +118,8 @@ type interfaces struct {
 	checked attach.Want // of the last CHECK
 	differ  []attach.Op
 	living  map[string]bool // namespaces, by path, that live without an interface
+	borne   map[netip.Addr]bool
+	blind   error // Borne's
 }
 
 func (f *interfaces) Add(_ context.Context, netns string, w attach.Want) (attach.Endpoint, error) {
@@ -170,6 +173,12 @@ func (f *interfaces) Gone(_ context.Context, hostName, netns string) (bool, erro
 	defer f.mu.Unlock()
 	_, exists := f.exist[hostName]
 	return !exists && !f.living[netns], nil
+}
+
+func (f *interfaces) Borne(_ context.Context, subnets []netip.Prefix) ([]netip.Prefix, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(subnets), func(p netip.Prefix) bool { return !f.borne[p.Addr()] }), f.blind
 }
 
 func (f *interfaces) count() int {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"net/netip"
 	"reflect"
 	"sync"
 	"time"
@@ -31,6 +32,9 @@ type Interfaces interface {
 	// pod's namespace are certainly no more.
 	List(ctx context.Context) ([]attach.Found, error)
 	Gone(ctx context.Context, hostName, netns string) (bool, error)
+	// Borne returns the addresses inside the subnets that some pod's interface
+	// bears, whoever made it.
+	Borne(ctx context.Context, subnets []netip.Prefix) ([]netip.Prefix, error)
 }
 
 // Plane keeps the kernel as desired; *dataplane.Loop is one.

@@ -183,15 +183,13 @@ func (d *daemon) judge(n conf.Network) error {
 	return faults.Err()
 }
 
-// withoutOwn leaves out what lies in the subnet this node holds or held last:
-// a bridge of the reference plugin that tenure-ipam gave addresses to.
+// withoutOwn leaves out what lies in a subnet this node holds or held before:
+// interfaces of the reference plugins that tenure-ipam gave addresses to.
 func (d *daemon) withoutOwn(taken []conf.Named) []conf.Named {
-	own, ok := d.memory.Get().Last()
-	if !ok {
-		return taken
-	}
+	last, _ := d.memory.Get().Last()
+	own := append(last.All(), d.former...)
 	return slices.DeleteFunc(taken, func(t conf.Named) bool {
-		return slices.ContainsFunc(own.All(), func(p netip.Prefix) bool {
+		return slices.ContainsFunc(own, func(p netip.Prefix) bool {
 			return p.Bits() <= t.Prefix.Bits() && p.Contains(t.Prefix.Addr())
 		})
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -89,6 +90,8 @@ type daemon struct {
 	hook      stranding
 	times     *server.Times
 	flows     *flows.Forgetter
+	// former are the subnets of before this start.
+	former []netip.Prefix
 }
 
 // wire makes every part; nothing runs yet. Its errors are those of this
@@ -120,7 +123,10 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	etcd.onAgain = d.engine.Touch // a proof shows whether it is the same store
 	d.attacher = attach.New(cfg.Name, netns.None(), log)
 	d.attacher.Step = step
-	ledger, err := openLedger(cfg, ipam.Options{Boot: boot, Cooldown: cfg.AddressCooldown, Exclude: cfg.Exclude, Log: log, Step: step, Took: d.ledgerTook}, d.attacher)
+	if d.former, err = d.heldBefore(d.attacher); err != nil {
+		return nil, err
+	}
+	ledger, err := openLedger(cfg, ipam.Options{Boot: boot, Cooldown: cfg.AddressCooldown, Exclude: cfg.Exclude, Log: log, Step: step, Took: d.ledgerTook}, d.attacher, d.former)
 	if err != nil {
 		return nil, err
 	}
