@@ -46,7 +46,7 @@ func (a *Attacher) Borne(ctx context.Context, subnets []netip.Prefix) ([]netip.P
 		}
 		all = append(all, inside(subnets, addrs)...)
 	}
-	slices.SortFunc(all, netip.Prefix.Compare)
+	slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	return slices.Compact(all), nil
 }
 
@@ -91,13 +91,18 @@ func namespacesBehind(links []netlink.Link) (ids []int) {
 	return slices.Compact(ids)
 }
 
-// inside gives the addresses that lie in a subnet the length of that subnet.
+// inside gives the addresses that lie in a subnet the length of the smallest
+// such.
 func inside(subnets []netip.Prefix, addrs []netip.Addr) (all []netip.Prefix) {
 	for _, a := range addrs {
+		bits := -1
 		for _, s := range subnets {
 			if s.Contains(a) {
-				all = append(all, netip.PrefixFrom(a, s.Bits()))
+				bits = max(bits, s.Bits())
 			}
+		}
+		if bits >= 0 {
+			all = append(all, netip.PrefixFrom(a, bits))
 		}
 	}
 	return all

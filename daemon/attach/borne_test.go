@@ -27,7 +27,7 @@ func TestBorne(t *testing.T) {
 	}
 	borne := func(what string, want ...string) {
 		t.Helper()
-		got, err := b.attacher.Borne(t.Context(), []netip.Prefix{subnet, netip.MustParsePrefix("fd00::/64")})
+		got, err := b.attacher.Borne(t.Context(), []netip.Prefix{subnet, netip.MustParsePrefix("10.5.0.0/16"), netip.MustParsePrefix("fd00::/64")})
 		var texts []string
 		for _, p := range got {
 			texts = append(texts, p.String())
@@ -41,7 +41,7 @@ func TestBorne(t *testing.T) {
 	pair("veth2", "eth0", other, otherLinks, "10.5.34.2/32", "fd00::2/64")
 	pair("veth3", "eth1", other, otherLinks, "10.5.34.9/24")
 	must(t, b.host.AddrAdd(byName(t, b.host, "tenure0"), &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(netip.MustParseAddr("10.5.34.1"), 24))}))
-	borne("two pods", "10.5.34.2/24", "10.5.34.7/24", "10.5.34.9/24", "fd00::2/64")
+	borne("two pods", "10.5.34.2/24", "10.5.34.7/24", "10.5.34.9/24", "10.5.35.7/16", "fd00::2/64")
 	must(t, b.host.LinkDel(byName(t, b.host, "veth1")))
 	borne("one interface less", "10.5.34.2/24", "10.5.34.9/24", "fd00::2/64")
 

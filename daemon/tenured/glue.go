@@ -179,15 +179,22 @@ func (d *daemon) judge(n conf.Network) error {
 	if err != nil {
 		return err
 	}
-	faults = append(faults, conf.Overlaps(n, d.withoutOwn(taken))...)
+	faults = append(faults, conf.Overlaps(n, d.withoutOwn(taken, n.SubnetLen))...)
 	return faults.Err()
 }
 
 // withoutOwn leaves out what lies in a subnet this node holds or held before:
-// interfaces of the reference plugins that tenure-ipam gave addresses to.
-func (d *daemon) withoutOwn(taken []conf.Named) []conf.Named {
+// interfaces of the reference plugins that tenure-ipam gave addresses to. A
+// bridge may have been left with whatever address: what is no subnet of the
+// network's is not believed.
+func (d *daemon) withoutOwn(taken []conf.Named, length int) []conf.Named {
 	last, _ := d.memory.Get().Last()
-	own := append(last.All(), d.former...)
+	own := last.All()
+	for _, p := range d.former {
+		if p.Bits() == length {
+			own = append(own, p)
+		}
+	}
 	return slices.DeleteFunc(taken, func(t conf.Named) bool {
 		return slices.ContainsFunc(own, func(p netip.Prefix) bool {
 			return p.Bits() <= t.Prefix.Bits() && p.Contains(t.Prefix.Addr())
