@@ -75,50 +75,6 @@ func release(t testing.TB, l *Ledger, id string) {
 	}
 }
 
-// TestWholeSubnet hands out a subnet to the end, frees one in the middle,
-// finds it again and goes round.
-func TestWholeSubnet(t *testing.T) {
-	for subnet, want := range map[string]int{"10.5.34.0/24": 253, "10.5.34.0/29": 5, "10.5.34.0/30": 1, "fd00::/126": 2} {
-		t.Run(subnet, func(t *testing.T) {
-			l := open(t, ledgerPath(t), Options{})
-			p, err := newPool(prefix(subnet), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i, next := 0, p.hosts.first; i < want; i, next = i+1, next.Next() {
-				if got := allocate(t, l, fmt.Sprint(i), anyOf(subnet)); got != next {
-					t.Fatalf("allocation %d is %s, want %s", i, got, next)
-				}
-			}
-			if _, _, err := l.Allocate(key("more"), anyOf(subnet), nil); !errors.Is(err, ErrFull) {
-				t.Fatalf("allocation from a full subnet: %v, want ErrFull", err)
-			}
-			middle, _ := l.Release(key(fmt.Sprint(want / 2)))
-			if got := allocate(t, l, "again", anyOf(subnet)); got != firstOf(middle) {
-				t.Errorf("the one free address is %s, got %s", firstOf(middle), got)
-			}
-			if got := l.Usage(prefix(subnet)); got != (Usage{Total: uint64(want), Used: uint64(want)}) {
-				t.Errorf("usage of the full subnet: %+v", got)
-			}
-		})
-	}
-}
-
-func TestTooSmall(t *testing.T) {
-	l := open(t, ledgerPath(t), Options{})
-	for _, subnet := range append(prefixes("10.5.34.0/31", "10.5.34.1/32", "fd00::/127", "fd00::1/128"), netip.Prefix{}) {
-		if _, _, err := l.Allocate(key("a"), []Ask{{Subnet: subnet}}, nil); !errors.Is(err, ErrTooSmall) {
-			t.Errorf("allocate in %s: %v, want ErrTooSmall", subnet, err)
-		}
-		if got := l.Usage(subnet); got != (Usage{}) {
-			t.Errorf("usage of %s: %+v, want nothing", subnet, got)
-		}
-	}
-	if got := l.List(); len(got) != 0 {
-		t.Errorf("refused allocations are on record: %v", got)
-	}
-}
-
 func TestNamedAddress(t *testing.T) {
 	const subnet = "10.5.34.0/24"
 	clk := newClock()
@@ -204,32 +160,6 @@ func TestCallersCannotReachIn(t *testing.T) {
 	got, _ := l.Get(key("a"))
 	if firstOf(got) != addr("10.5.34.2") {
 		t.Errorf("the record now says %s", firstOf(got))
-	}
-}
-
-func TestTwoFamiliesAreOneRecord(t *testing.T) {
-	l := open(t, ledgerPath(t), Options{})
-	asks := []Ask{{Subnet: prefix("10.5.34.0/30")}, {Subnet: prefix("fd00::/64")}}
-	a, _, err := l.Allocate(key("a"), asks, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(prefixes("10.5.34.2/30", "fd00::2/64"), a.Addresses, compareAddrs); diff != "" {
-		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
-	if !a.In(prefix("fd00::/64")) || a.In(prefix("fd00:1::/64")) {
-		t.Error("In does not follow the addresses")
-	}
-	asks[0], asks[1] = asks[1], asks[0] // the family that has room first
-	if _, _, err := l.Allocate(key("b"), asks, nil); !errors.Is(err, ErrFull) {
-		t.Fatalf("second: %v, want ErrFull", err)
-	}
-	if got := l.Usage(prefix("fd00::/64")); got.Used != 1 || got.Cooling != 0 {
-		t.Errorf("the refused record left half of itself: %+v", got)
-	}
-	release(t, l, "a")
-	if got := l.Usage(prefix("fd00::/64")).Used + l.Usage(prefix("10.5.34.0/30")).Used; got != 0 {
-		t.Errorf("%d addresses are held after the release", got)
 	}
 }
 

@@ -80,39 +80,6 @@ func checkFast(t *testing.T, what string, f func(i int)) {
 	}
 }
 
-func TestHugeSubnetWithLongExcludedStretch(t *testing.T) {
-	const subnet = "fd00::/64"
-	l := open(t, ledgerPath(t), Options{Exclude: prefixes("fd00::/88", "fd00::100:0:0/90", "fd00::8000:0:0:0/65")})
-	var got netip.Addr
-	checkFast(t, "allocation behind 2^40 excluded addresses", func(i int) { got = allocate(t, l, fmt.Sprint(i), anyOf(subnet)) })
-	if got != addr("fd00::140:0:2") {
-		t.Errorf("third address is %s, want fd00::140:0:2", got)
-	}
-	checkFast(t, "named address in the middle", func(i int) {
-		allocate(t, l, fmt.Sprint("named", i), named(subnet, fmt.Sprintf("fd00::7fff:0:0:%d", i)))
-	})
-	checkFast(t, "allocation after a named one", func(i int) { got = allocate(t, l, fmt.Sprint("after", i), anyOf(subnet)) })
-	if got != addr("fd00::140:0:5") {
-		t.Errorf("sixth address is %s, want fd00::140:0:5", got)
-	}
-	if slots := len(l.current.Load().slots); slots != 9 {
-		t.Errorf("%d slots are kept for 9 addresses", slots)
-	}
-}
-
-func TestCrowdedSubnet(t *testing.T) {
-	const subnet = "10.5.0.0/16"
-	l := crowded(t, subnet, 60_000)
-	checkFast(t, "allocation among 60000", func(i int) { allocate(t, l, fmt.Sprint(i), anyOf(subnet)) })
-	st := l.current.Load()
-	st.last[prefix(subnet)] = addr("10.5.0.1") // the next free one is at the far end of the run
-	checkFast(t, "allocation past 60000", func(i int) { allocate(t, l, fmt.Sprint("far", i), anyOf(subnet)) })
-	checkFast(t, "release among 60000", func(i int) { release(t, l, fmt.Sprint(i)) })
-	if got := l.Usage(prefix(subnet)).Used; got != 60_003 {
-		t.Errorf("used = %d, want 60003", got)
-	}
-}
-
 func BenchmarkAllocateRelease(b *testing.B) {
 	for _, n := range []int{0, 100, 60_000} {
 		b.Run(fmt.Sprint(n, "-held"), func(b *testing.B) {

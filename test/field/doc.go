@@ -3,6 +3,7 @@
 // row in the list of such reports that the project keeps, and says in a
 // paragraph who reported what, what was seen, and what is right.
 //
-// Each row has a file of its own. It must not import a package of the product
+// Each row has a file of its own; rows whose experiment lies in one package are
+// tests of that name there: D11, D12, D16 and D20 in ipam. It must not import a package of the product
 // but daemon/api.
 package field
