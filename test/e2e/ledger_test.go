@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -165,63 +164,4 @@ func (d *disk) endsWith(ctx context.Context, t *testing.T, text string) {
 	if log := d.node.Logs(3); !strings.Contains(log, text) {
 		t.Errorf("the log does not say %q:\n%s", text, log)
 	}
-}
-
-// TestSpoiltLedger has the file wrong in all ways: it is made again from the
-// interfaces, and nobody's address is given to another.
-func TestSpoiltLedger(t *testing.T) {
-	ctx := cluster.Context(t, time.Minute)
-	d := newDisk(ctx, t)
-	path := filepath.Join(d.node.RunDir, "ledger.json")
-	for what, spoil := range map[string]func([]byte) []byte{
-		"of zero length":  func([]byte) []byte { return nil },
-		"of half length":  func(b []byte) []byte { return b[:len(b)/2] },
-		"full of zeros":   func(b []byte) []byte { return make([]byte, len(b)) },
-		"of another boot": func(b []byte) []byte { return bytes.Replace(b, []byte(`"boot":"`), []byte(`"boot":"x`), 1) },
-	} {
-		d.must(ctx, t, "", "ADD", d.pod)
-		d.node.Kill()
-		d.rewrite(t, path, spoil)
-		cluster.Start(ctx, t, d.node)
-		if all := d.whole(ctx, t, what); len(all) != 2 {
-			t.Errorf("a ledger %s became %v, want two records", what, all)
-		}
-		d.deletes(ctx, t)
-		d.healed(ctx, t)
-	}
-}
-
-func (d *disk) rewrite(t *testing.T, path string, change func([]byte) []byte) {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, change(b), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestNewerLedger has a file of a later Tenure: the daemon ends and says so, the
-// file stays as it is, and a DEL meanwhile is done by the next one that can read.
-func TestNewerLedger(t *testing.T) {
-	ctx := cluster.Context(t, time.Minute)
-	d := newDisk(ctx, t)
-	path := filepath.Join(d.node.RunDir, "ledger.json")
-	d.must(ctx, t, "", "ADD", d.pod)
-	d.node.Kill()
-	swap := func(from, to string) {
-		d.rewrite(t, path, func(b []byte) []byte { return bytes.Replace(b, []byte(from), []byte(to), 1) })
-	}
-	swap(`"version":1`, `"version":9`)
-	before, _ := os.ReadFile(path)
-	d.endsWith(ctx, t, "newer version")
-	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(before, after) {
-		t.Errorf("the file of a newer version was changed: %v\n%s", err, after)
-	}
-	d.must(ctx, t, "", "DEL", d.pod)
-	swap(`"version":9`, `"version":1`)
-	cluster.Start(ctx, t, d.node)
-	d.deletes(ctx, t)
-	d.healed(ctx, t)
 }
