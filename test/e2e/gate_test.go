@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,25 +17,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gateWord makes the test binary the program that hands its right to bpf(2) to
-// the test and then becomes the program that its further words name.
-const gateWord = "bpf-gate"
+// gateWord makes the test binary the program that hands its right to some
+// system calls to the test and then becomes the program that its further words
+// name.
+const gateWord = "call-gate"
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 3 && os.Args[1] == gateWord {
-		fmt.Fprintln(os.Stderr, enterGate(os.Args[2], os.Args[3:]))
+	if len(os.Args) > 4 && os.Args[1] == gateWord {
+		fmt.Fprintln(os.Stderr, enterGate(os.Args[2], os.Args[3], os.Args[4:]))
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }
 
-// bpfGate decides what becomes of each bpf(2) of a real daemon: a kernel that
-// refuses the fence's program, and later does not. It is a seccomp filter whose
-// questions the test answers.
-type bpfGate struct {
+// gate decides what becomes of some system calls of a real daemon: of each
+// bpf(2), for a kernel that refuses the fence's program, and later does not, or
+// of those that it shall die at. It is a seccomp filter whose questions the test
+// answers.
+type gate struct {
 	socket string
 	refuse atomic.Pointer[refusal]
 	asked  atomic.Int64 // how many calls were refused
+	calls  string       // the numbers of the calls in question
+	death  countdown
 }
 
 // refusal is the error that a command of bpf(2) gets; every command, if
@@ -47,13 +53,13 @@ type refusal struct {
 const bpfProgLoad = 5
 
 // newGate stands until the test ends. It is open.
-func newGate(t *testing.T) *bpfGate {
+func newGate(t *testing.T) *gate {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gate")
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &bpfGate{socket: filepath.Join(dir, "s")}
+	g := &gate{socket: filepath.Join(dir, "s"), calls: strconv.Itoa(unix.SYS_BPF)}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: g.socket, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +68,7 @@ func newGate(t *testing.T) *bpfGate {
 	go func() {
 		defer close(done)
 		if err := g.serve(l, quit); err != nil {
-			t.Errorf("bpf gate: %v", err)
+			t.Errorf("gate: %v", err)
 		}
 	}()
 	t.Cleanup(func() {
@@ -75,17 +81,17 @@ func newGate(t *testing.T) *bpfGate {
 }
 
 // wrapper is what a program is started behind.
-func (g *bpfGate) wrapper(t *testing.T) []string {
+func (g *gate) wrapper(t *testing.T) []string {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []string{self, gateWord, g.socket}
+	return []string{self, gateWord, g.socket, g.calls}
 }
 
 // serve takes the filter that one program hands over, and answers for it.
-func (g *bpfGate) serve(l *net.UnixListener, quit <-chan struct{}) error {
+func (g *gate) serve(l *net.UnixListener, quit <-chan struct{}) error {
 	conn, err := l.AcceptUnix()
 	if errors.Is(err, net.ErrClosed) {
 		return nil
@@ -136,7 +142,7 @@ const (
 	replyContinue = 1
 )
 
-func (g *bpfGate) answer(fd int, quit <-chan struct{}) error {
+func (g *gate) answer(fd int, quit <-chan struct{}) error {
 	for {
 		select {
 		case <-quit:
@@ -160,6 +166,7 @@ func (g *bpfGate) answer(fd int, quit <-chan struct{}) error {
 			}
 			return fmt.Errorf("take a call: %w", errno)
 		}
+		g.death.count()
 		r := reply{id: q.id, flags: replyContinue}
 		if no := g.refuse.Load(); no != nil && (no.command < 0 || uint64(no.command) == q.args[0]) {
 			r.flags, r.errno = 0, -int32(no.errno)
@@ -172,13 +179,21 @@ func (g *bpfGate) answer(fd int, quit <-chan struct{}) error {
 }
 
 // enterGate is the other end: it does not return if all goes well.
-func enterGate(socket string, argv []string) error {
+func enterGate(socket, calls string, argv []string) error {
 	runtime.LockOSThread() // the filter is the thread's, and the thread becomes the program
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		return err
 	}
-	fd, err := filterBPF()
+	var numbers []uint32
+	for _, word := range strings.Split(calls, ",") {
+		n, err := strconv.ParseUint(word, 10, 32)
+		if err != nil {
+			return err
+		}
+		numbers = append(numbers, uint32(n))
+	}
+	fd, err := filterCalls(numbers)
 	if err != nil {
 		return err
 	}
@@ -188,26 +203,26 @@ func enterGate(socket string, argv []string) error {
 	return fmt.Errorf("become %s: %w", argv[0], unix.Exec(argv[0], argv, os.Environ()))
 }
 
-// filterBPF asks the listener, whose descriptor it returns, about each bpf(2).
-func filterBPF() (int, error) {
+// filterCalls asks the listener, whose descriptor it returns, about each call
+// of the given numbers.
+func filterCalls(calls []uint32) (int, error) {
 	const (
 		load, equal, give  = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
 		allow, ask         = 0x7fff0000, 0x7fc00000
 		setFilter, aListen = 1, 1 << 3
 	)
-	filter := []unix.SockFilter{
-		{Code: load, K: 0}, // the number of the call
-		{Code: equal, K: unix.SYS_BPF, Jf: 1},
-		{Code: give, K: ask},
-		{Code: give, K: allow},
+	filter := []unix.SockFilter{{Code: load, K: 0}} // the number of the call
+	for i, number := range calls {
+		filter = append(filter, unix.SockFilter{Code: equal, K: number, Jt: uint8(len(calls) - i)})
 	}
+	filter = append(filter, unix.SockFilter{Code: give, K: allow}, unix.SockFilter{Code: give, K: ask})
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("set no_new_privs: %w", err)
 	}
 	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, setFilter, aListen, uintptr(unsafe.Pointer(&prog)))
 	if errno != 0 {
-		return 0, fmt.Errorf("filter bpf(2): %w", errno)
+		return 0, fmt.Errorf("filter system calls: %w", errno)
 	}
 	return int(fd), nil
 }
