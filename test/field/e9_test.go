@@ -107,8 +107,12 @@ func (h *handedOut) add(ctx context.Context, t *testing.T, n *lab.Node, name, pl
 		return nil
 	}
 	a, err := n.CNI(ctx, callOf(n, "ADD", box, plugin))
-	if err != nil || a.Exit != 0 {
-		t.Errorf("ADD of %s: %v, %v", name, err, a)
+	if err != nil {
+		t.Error(err)
+		return box
+	}
+	if a.Exit != 0 {
+		t.Errorf("ADD of %s: %v", name, a.Err)
 		return box
 	}
 	addr := cluster.Result(t, a).IPs[0].Address.IP.String()
