@@ -15,20 +15,17 @@ import (
 // name of its host end, and no namespace of a pod is at netnsPath, which may be
 // empty where nobody knows it. A namespace takes its end of a veth with it when
 // it dies, and that end the other one; so a link that is there tells of one
-// that lives, whatever became of the path. An error means that it cannot be
-// told.
+// that lives, whatever became of the path. Without a hostName, where the
+// interface is another plugin's, the path alone counts. An error means that it
+// cannot be told.
 func (a *Attacher) Gone(ctx context.Context, hostName, netnsPath string) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, fmt.Errorf("look for veth %s: %w", hostName, err)
 	}
-	h, err := openHandle(a.host)
-	if err != nil {
-		return false, fmt.Errorf("look for veth %s: %w", hostName, err)
-	}
-	defer h.Close()
-	link, err := linkByName(h, hostName)
-	if err != nil || link != nil {
-		return false, err
+	if hostName != "" {
+		if there, err := a.Exists(ctx, hostName); err != nil || there {
+			return false, err
+		}
 	}
 	return podNSGone(netnsPath, a.host)
 }

@@ -24,9 +24,9 @@ const (
 // removes interfaces of ours that no record knows: their addresses may be
 // given to others. And it has the ledger write what a full disk refused.
 //
-// When in doubt it keeps. Addresses of tenure-ipam are not collected: their
-// interfaces are another plugin's, which may have yet to make them. Those that
-// were found in use and stand for nobody known are, once they are not borne.
+// When in doubt it keeps. The interfaces of tenure-ipam's addresses are another
+// plugin's: such an address is free once no interface behind a veth bears it
+// and its namespace's path leads nowhere.
 func (n *Node) Collect(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -71,10 +71,9 @@ func (n *Node) look(ctx context.Context, before sight) (sight, error) {
 	if err != nil {
 		return sight{}, err
 	}
-	for _, a := range WithoutInterface(records, found) {
-		if n.keys.busy(a.Key) {
-			continue // whoever works on it is alive
-		}
+	// Whoever works on a record is alive.
+	idle := slices.DeleteFunc(slices.Clone(records), func(a ipam.Allocation) bool { return n.keys.busy(a.Key) })
+	for _, a := range WithoutInterface(idle, found) {
 		gone, err := n.cfg.Interfaces.Gone(ctx, a.Host, a.Netns)
 		if err != nil {
 			return sight{}, err
@@ -86,7 +85,7 @@ func (n *Node) look(ctx context.Context, before sight) (sight, error) {
 			}
 		}
 	}
-	unborne, err := n.unborne(ctx, records)
+	unborne, err := n.unborne(ctx, idle)
 	if err != nil {
 		return sight{}, err
 	}

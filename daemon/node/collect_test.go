@@ -107,9 +107,23 @@ func TestCollect(t *testing.T) {
 			},
 			want: []string{"c1"},
 		},
-		"an address of tenure-ipam": {
+		"an address of tenure-ipam, its interface yet to come": {
+			first: func(t *testing.T, r *rig) {
+				mustIPAMAdd(t, r, "c2")
+				r.interfaces.living = map[string]bool{"/run/netns/c2": true}
+			},
+			want: []string{"c1", "c2"}, links: 1,
+		},
+		"one whose namespace has no path any more": {
+			first: func(t *testing.T, r *rig) {
+				mustIPAMAdd(t, r, "c2")
+				r.interfaces.borne = map[netip.Addr]bool{r.address(t, "c2"): true}
+			},
+			want: []string{"c1", "c2"}, links: 1,
+		},
+		"one whose namespace is gone": {
 			first: func(t *testing.T, r *rig) { mustIPAMAdd(t, r, "c2") },
-			want:  []string{"c1", "c2"}, links: 1,
+			want:  []string{"c1"}, links: 1,
 		},
 		"an address in use by nobody known": {
 			first: func(t *testing.T, r *rig) { r.unclaimed(t, "10.5.34.99/24") },
@@ -256,4 +270,14 @@ func TestRecordFollows(t *testing.T) {
 	if a, _ := r.ledger.Get(keyFor("c1")); a.Netns != "/run/netns/another" {
 		t.Errorf("an ADD that failed moved the record to %s", a.Netns)
 	}
+}
+
+// address is that of a container's record.
+func (r *rig) address(t *testing.T, container string) netip.Addr {
+	t.Helper()
+	a, ok := r.ledger.Get(keyFor(container))
+	if !ok {
+		t.Fatalf("%s is not on record", container)
+	}
+	return a.Addresses[0].Addr()
 }

@@ -41,16 +41,26 @@ func WithoutRecord(records []ipam.Allocation, borne []netip.Prefix) []netip.Pref
 	return slices.DeleteFunc(slices.Clone(borne), func(p netip.Prefix) bool { return taken[p.Addr()] })
 }
 
-// unborne are the unclaimed records whose address no interface bears any more.
+// unborne are the records of tenure-ipam whose address no interface bears any
+// more: those of nobody known, and those whose namespace's path leads nowhere.
+// While it leads to one, the plugin that asked may have yet to make the interface.
 func (n *Node) unborne(ctx context.Context, records []ipam.Allocation) ([]ipam.Allocation, error) {
 	var ours []ipam.Allocation
 	var hosts []netip.Prefix
 	for _, a := range records {
-		if isUnclaimed(a) {
-			ours = append(ours, a)
-			for _, p := range a.Addresses {
-				hosts = append(hosts, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
+		if !a.IPAM {
+			continue
+		}
+		if !isUnclaimed(a) {
+			if gone, err := n.cfg.Interfaces.Gone(ctx, "", a.Netns); err != nil {
+				return nil, err
+			} else if !gone {
+				continue
 			}
+		}
+		ours = append(ours, a)
+		for _, p := range a.Addresses {
+			hosts = append(hosts, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
 		}
 	}
 	if len(ours) == 0 {
@@ -64,9 +74,10 @@ func (n *Node) unborne(ctx context.Context, records []ipam.Allocation) ([]ipam.A
 	}), err
 }
 
-// gone says that what a record is about is certainly no more.
+// gone says that what a record, whose key is locked, is about is certainly no
+// more.
 func (n *Node) gone(ctx context.Context, a ipam.Allocation) (bool, error) {
-	if isUnclaimed(a) {
+	if a.IPAM {
 		free, err := n.unborne(ctx, []ipam.Allocation{a})
 		return len(free) == 1, err
 	}

@@ -52,7 +52,7 @@ func TestD14(t *testing.T) {
 	}
 	add("fourth", at(5), "")
 	add("fifth", at(3), "")
-	if got := strings.Count(n.Logs(1000), early); got != 2 {
-		t.Errorf("%d of two addresses that were given early are in the log", got)
+	if !strings.Contains(n.Logs(1000), early) { // once a minute, with a count
+		t.Error("no word in the log of addresses that were given early")
 	}
 }
