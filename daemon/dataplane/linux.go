@@ -344,9 +344,9 @@ func (k *Linux) readFence(ctx context.Context, s *State) {
 }
 
 // readSysctls reads the forwarding switches of the namespace, of our devices
-// and of the interfaces below them.
+// and of the interfaces below them, and the limit of the neighbour table.
 func (k *Linux) readSysctls(s *State) {
-	paths := []string{ipForward}
+	paths := []string{ipForward, NeighbourLimitPath}
 	for name, l := range s.Links {
 		if name == bridgeName(k.opts.Name) {
 			paths = append(paths, forwardingOf(name))
@@ -359,7 +359,7 @@ func (k *Linux) readSysctls(s *State) {
 		for _, path := range paths {
 			b, err := os.ReadFile("/proc/sys/" + path)
 			if errors.Is(err, os.ErrNotExist) {
-				continue // the link has gone meanwhile
+				continue // the link has gone meanwhile, or not the first namespace
 			}
 			if err != nil {
 				return err

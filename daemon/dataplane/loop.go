@@ -440,7 +440,11 @@ func (r *runner) finish(generation uint64, out outcome) {
 		l.faults.report(f.What, f.What, f.Why)
 	}
 	for _, c := range out.conflicts {
-		l.faults.report("conflict "+c.Text, "conflict in the kernel", c.Text)
+		key := "conflict " + c.Text
+		if c.What == ConflictNeighbours {
+			key = c.What // its numbers change with every pod
+		}
+		l.faults.report(key, "conflict in the kernel", c.Text)
 	}
 	l.logWrites(out)
 	l.mu.Lock()

@@ -34,6 +34,10 @@ const (
 	ConflictOverlay = "overlay"
 )
 
+// ConflictNeighbours is a wish that only the host can meet: the kernel's
+// neighbour table is small for the pods.
+const ConflictNeighbours = "neighbours"
+
 // Scopes of operations; see Op.
 const (
 	scopeForward = "forward"
@@ -64,6 +68,7 @@ func planAll(want Desired, have State) *planner {
 	p.bridge()
 	p.vxlan()
 	p.foreignRoutes()
+	p.neighbours()
 	return p
 }
 

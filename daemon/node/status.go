@@ -43,7 +43,7 @@ func (n *Node) Status() *api.Status {
 	s.Peers = append(s.Peers, peerStates(v, u, report)...)
 	s.Problems = append(s.Problems, v.Problems...)
 	s.Problems = append(s.Problems, n.cfg.Store.Problems()...)
-	s.Problems = append(s.Problems, planeProblems(report)...)
+	s.Problems = append(s.Problems, planeProblems(report, len(pods))...)
 	if len(s.Stranded) > 0 {
 		s.Problems = append(s.Problems, strandedProblem(s.Stranded, v.LostWhy))
 	}
@@ -146,8 +146,8 @@ func keptPeers(listed []api.Peer, r dataplane.Report) []api.Peer {
 	return all
 }
 
-// planeProblems says what the data plane could not do.
-func planeProblems(r dataplane.Report) []api.Problem {
+// planeProblems says what the data plane could not do, with so many pods.
+func planeProblems(r dataplane.Report, pods int) []api.Problem {
 	var all []api.Problem
 	if len(r.Faults) > 0 {
 		var texts []string
@@ -165,6 +165,8 @@ func planeProblems(r dataplane.Report) []api.Problem {
 		case c.What == "parent":
 			all = append(all, problem("underlay-missing", api.SeverityError, c.Text+"; no packet reaches another node",
 				"bring the interface back, or name another with --iface; the overlay is rebuilt by itself"))
+		case c.What == dataplane.ConflictNeighbours:
+			all = append(all, problem("neighbour-limits", api.SeverityWarning, c.Text, dataplane.NeighbourFix(pods)))
 		case c.What == dataplane.ConflictBridge, c.What == dataplane.ConflictOverlay:
 			severity = api.SeverityError
 			fallthrough

@@ -283,3 +283,17 @@ func TestPeersOfANodeThatHoldsNothing(t *testing.T) {
 		t.Errorf("peers %+v, want n2 as pending", got)
 	}
 }
+
+// TestP3 is the part of the row (see daemon/dataplane) that an operator sees:
+// a small neighbour table is a warning with a command, and no pod is refused.
+func TestP3(t *testing.T) {
+	r := newRig(t, held(t, "10.5.34.0/24", 7))
+	r.plane.report = dataplane.Report{Conflicts: []dataplane.Conflict{{What: dataplane.ConflictNeighbours, Text: "110 pods need 220 of 256"}}}
+	s := r.Status()
+	if len(s.Problems) != 1 || !s.Ready {
+		t.Fatalf("ready %t, problems %+v", s.Ready, s.Problems)
+	}
+	if p := s.Problems[0]; p.Code != "neighbour-limits" || p.Severity != api.SeverityWarning || !strings.Contains(p.Text, "256") || !strings.HasPrefix(p.Fix, "sysctl -w ") {
+		t.Errorf("problem %+v", p)
+	}
+}
