@@ -98,6 +98,11 @@ func importRules() []importRule {
 			why:   "the use cases say in which order things happen; how, the leaves know",
 		},
 		{
+			packages: []string{"daemon/doctor"},
+			never:    append(own("daemon/lease", "daemon/node", "daemon/server", "daemon/hook"), etcdClient),
+			why:      "the doctor looks at one host, with or without a daemon: it must work where etcd is the trouble",
+		},
+		{
 			packages: []string{"daemon/server"},
 			never:    append(leaves(), etcdClient, netlinkLib, ebpfLib, iptLib),
 			why:      "the server hands bodies to use cases and decides nothing about pods",

@@ -86,8 +86,8 @@ func flags(c *code) (names []string, unknown []finding) {
 	return names, unknown
 }
 
-// problemCodes are the codes of all problems that a package can report: the
-// texts passed as a parameter "code", and set as the field Code of a Problem.
+// problemCodes are the codes of all problems, and findings of the doctor, that
+// a package can report: the texts passed as a parameter "code", and set as the field Code of a Problem.
 func problemCodes(c *code) (codes []string, unknown []finding) {
 	note := func(e ast.Expr) {
 		if text, known := c.text(e); known {
@@ -225,7 +225,7 @@ func TestReadmeNamesEveryProblem(t *testing.T) {
 			seen[code] = true
 		}
 	}
-	for _, code := range []string{"etcd-unreachable", "stranded-pods", "no-free-subnet", "config-refused"} {
+	for _, code := range []string{"etcd-unreachable", "stranded-pods", "no-free-subnet", "config-refused", "neighbour-limits", "cni-conf-order", "mtu"} {
 		if !seen[code] {
 			t.Errorf("%s is not among the codes found in the sources: the check looks in the wrong place", code)
 		}

@@ -1,0 +1,182 @@
+package doctor
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+)
+
+// Facts are what Observe found. A zero value means "not known" or "not there",
+// and is never judged as an error by itself.
+type Facts struct {
+	// Instance is tenured's --name.
+	Instance string
+	// Root: what only root may look at was looked at.
+	Root bool
+	// Kernel is the release, as uname -r prints it.
+	Kernel string
+	Clock  Clock
+	// Trials are what was tried in a namespace of its own; nil without root.
+	Trials *Trials
+	// IPTables is the program that the host uses.
+	IPTables IPTables
+	// KubeProxy: the chain KUBE-SERVICES exists.
+	KubeProxy bool
+	// Sysctls are values by their path below /proc/sys.
+	Sysctls map[string]string
+	// ReadOnlySysctls: /proc/sys cannot be written.
+	ReadOnlySysctls bool
+	Neighbours      Neighbours
+	// Underlay is the interface of the overlay: the daemon's word, or without
+	// one that of the default route.
+	Underlay string
+	// Ways are the interfaces by which the peers' addresses are reached.
+	Ways map[netip.Addr]string
+	// Links are the devices of the host, by name.
+	Links map[string]Link
+	// Run and State are the daemon's directories.
+	Run, State Directory
+	CNI        CNI
+	// Socket is where the daemon was asked; SocketThere, that the file exists.
+	Socket      string
+	SocketThere bool
+	// Status is what the daemon said, nil with StatusErr where it did not.
+	Status    *api.Status
+	StatusErr string
+	// Ledger are the recorded interfaces; nil where there is no ledger.
+	Ledger    []Recorded
+	LedgerErr string
+	// Announced is the subnet in subnet.env, with the gateway as address, and
+	// Network the pod network in it.
+	Announced, Network netip.Prefix
+}
+
+// Clock is the boot clock of this process.
+type Clock struct {
+	// Offset is that of the time namespace.
+	Offset time.Duration
+	// Err says why that is not known.
+	Err string
+}
+
+// Trials are errors of what was tried, "" where it went well.
+type Trials struct {
+	// Bridge, Veth and Vxlan are the making of such a device.
+	Bridge, Veth, Vxlan string
+	// Fence is the loading and attaching of the fence.
+	Fence string
+	// Forward, Masquerade, RandomFully and NoTrack are rules as tenured makes them.
+	Forward, Masquerade, RandomFully, NoTrack string
+}
+
+// IPTables is the program iptables.
+type IPTables struct {
+	// Path is "" where there is none. Version is its own word.
+	Path, Version string
+}
+
+// Neighbours is the kernel's table of IPv4 neighbours, of all namespaces.
+type Neighbours struct {
+	// Entries counts all, permanent ones too; Fulls how often there was no room.
+	Entries, Fulls uint64
+}
+
+// Link is a device.
+type Link struct {
+	Kind string
+	MTU  int
+	Up   bool
+	// Addrs are its IPv4 addresses.
+	Addrs []netip.Prefix
+	// Alias is the text on a pod interface's host end.
+	Alias string
+	// VNI and Port are those of a vxlan device.
+	VNI, Port int
+	// Manager is the program that says it manages the device.
+	Manager string
+}
+
+// Directory is one of the daemon's directories.
+type Directory struct {
+	Path string
+	// There is false where it does not exist; the space is then its parent's.
+	There bool
+	// Volatile: it lies in memory and is gone after a boot.
+	Volatile bool
+	// ReadOnly: the file system cannot be written.
+	ReadOnly bool
+	// Free and Total are in bytes, FreeFiles and Files in inodes; Files is 0
+	// where the file system does not count them.
+	Free, Total, FreeFiles, Files uint64
+	Err                           string
+}
+
+// CNI is what the runtime reads.
+type CNI struct {
+	ConfDir, BinDir string
+	// ConfErr says why the directory cannot be read.
+	ConfErr string
+	// Files are the configurations in the order in which a runtime takes them.
+	Files []ConfFile
+	// Programs are those in BinDir that can be run.
+	Programs map[string]bool
+}
+
+// ConfFile is one CNI configuration.
+type ConfFile struct {
+	Name string
+	// Network is the name inside, Types the plugins in their order.
+	Network string
+	Types   []string
+	// IPAM is the address plugin of the first one.
+	IPAM string
+	// Socket is the socket that our plugin is told to call, "" for the default.
+	Socket string
+	Err    string
+}
+
+// ours: the configuration brings pods to Tenure.
+func (c ConfFile) ours() bool {
+	return c.IPAM == "tenure-ipam" || len(c.Types) > 0 && c.Types[0] == "tenure"
+}
+
+// Recorded is one pod interface in the ledger.
+type Recorded struct {
+	Container string
+	// Host is the name of its host end, "" for one of tenure-ipam.
+	Host      string
+	Addresses []netip.Prefix
+}
+
+func (f Facts) bridge() string { return f.Instance + "0" }
+
+// overlay finds the vxlan device of this instance, "" without one.
+func (f Facts) overlay() string {
+	for name, l := range f.Links {
+		if l.Kind == "vxlan" && strings.HasPrefix(name, f.Instance+".") {
+			return name
+		}
+	}
+	return ""
+}
+
+// held is the subnet that is served, by the daemon's word or subnet.env's.
+func (f Facts) held() netip.Prefix {
+	if f.Status != nil {
+		p, _ := netip.ParsePrefix(f.Status.Subnet)
+		return p
+	}
+	return f.Announced.Masked()
+}
+
+// network is the pod network.
+func (f Facts) network() netip.Prefix {
+	if f.Status != nil {
+		if p, err := netip.ParsePrefix(f.Status.Network); err == nil {
+			return p
+		}
+	}
+	return f.Network
+}

@@ -1,0 +1,269 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/dataplane"
+)
+
+// Paths below /proc/sys.
+const (
+	ipForward      = "net/ipv4/ip_forward"
+	bridgeNF       = "net/bridge/bridge-nf-call-iptables"
+	conntrackCount = "net/netfilter/nf_conntrack_count"
+	conntrackMax   = "net/netfilter/nf_conntrack_max"
+)
+
+func confOf(device, name string) string { return "net/ipv4/conf/" + device + "/" + name }
+
+// sysctl is the command that sets a value; a dot in a device's name is a slash.
+func sysctl(path, value string) string { return "sysctl -w " + path + "=" + value }
+
+// ways are the devices that a pod's packet passes, as far as they exist.
+func (j *judge) ways() []string {
+	var all []string
+	for _, name := range []string{j.Underlay, j.bridge(), j.overlay()} {
+		if _, ok := j.Links[name]; ok {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+func (j *judge) settings() {
+	if j.ReadOnlySysctls {
+		j.found(Error, "read-only-sysctls", "/proc/sys is mounted read-only: tenured cannot turn routing on or keep it on", "/proc/sys ro", "mount -o remount,rw /proc/sys, or run tenured where it can be written (a privileged container)")
+	}
+	j.forwarding()
+	j.reversePath()
+	j.bridgeNetfilter()
+}
+
+func (j *judge) forwarding() {
+	var off, fixes []string
+	note := func(path string) {
+		if v, ok := j.Sysctls[path]; ok && v != "1" {
+			off, fixes = append(off, path+" = "+v), append(fixes, sysctl(path, "1"))
+		}
+	}
+	note(ipForward)
+	for _, name := range j.ways() {
+		note(confOf(name, "forwarding"))
+	}
+	evidence, fix := strings.Join(off, ", "), strings.Join(fixes, "; ")
+	switch {
+	case len(off) == 0:
+		j.ok("forwarding", "%s = %s", ipForward, j.Sysctls[ipForward])
+	case j.Status == nil:
+		j.info("forwarding", "routing between interfaces is off; tenured turns it on", evidence)
+	default:
+		j.found(Error, "forwarding", "routing between interfaces is off: pods reach nothing outside of this node. tenured turns it on again within seconds; if it stays so, something turns it off",
+			evidence, fix+"; grep -r forward /etc/sysctl.conf /etc/sysctl.d")
+	}
+}
+
+// reversePath judges strict filtering: a packet is dropped where its source is
+// not reached by the interface that it came in by. The greater of the setting
+// for all and that of the device counts. The inner packets' sources are routed
+// through the overlay and the bridge, so there it does no harm.
+func (j *judge) reversePath() {
+	strict := func(name string) (string, bool) {
+		all, own := j.Sysctls[confOf("all", "rp_filter")], j.Sysctls[confOf(name, "rp_filter")]
+		return fmt.Sprintf("all %s, %s %s", all, name, own), max(all, own) == "1"
+	}
+	evidence, isStrict := strict(j.Underlay)
+	var other []string
+	for _, addr := range slices.SortedFunc(maps.Keys(j.Ways), netip.Addr.Compare) {
+		if way := j.Ways[addr]; way != j.Underlay {
+			other = append(other, addr.String()+" by "+way)
+		}
+	}
+	if isStrict && len(other) > 0 {
+		j.found(Error, "rp-filter", fmt.Sprintf("peers are reached by another interface than %s, and strict reverse-path filtering there drops what comes from them", j.Underlay),
+			evidence+"; "+strings.Join(other, ", "), sysctl(confOf(j.Underlay, "rp_filter"), "2")+", or give the peers a route through "+j.Underlay)
+		return
+	}
+	var where []string
+	for _, name := range j.ways() {
+		if text, is := strict(name); is {
+			where = append(where, text)
+		}
+	}
+	if len(where) > 0 {
+		j.info("rp-filter", "strict reverse-path filtering is on and does no harm: every source is routed through the device its packets come in by", strings.Join(where, "; "))
+		return
+	}
+	j.ok("rp-filter", "reverse-path filtering is not strict (%s)", evidence)
+}
+
+func (j *judge) bridgeNetfilter() {
+	value, loaded := j.Sysctls[bridgeNF]
+	evidence := bridgeNF + " = " + value
+	if !loaded {
+		evidence = "br_netfilter is not loaded"
+	}
+	switch {
+	case value == "1":
+		j.ok("bridge-netfilter", "%s: bridged packets pass iptables, as kube-proxy's services need", evidence)
+	case j.KubeProxy:
+		j.found(Warning, "bridge-netfilter", "kube-proxy's rules are here, but bridged packets do not pass them: a service whose pod is on the client's node does not answer",
+			evidence, "modprobe br_netfilter && "+sysctl(bridgeNF, "1"))
+	default:
+		j.info("bridge-netfilter", "bridged packets do not pass iptables; only services of kube-proxy need that", evidence)
+	}
+}
+
+func (j *judge) tables() {
+	j.neighbours()
+	count, err := strconv.ParseUint(j.Sysctls[conntrackCount], 10, 64)
+	limit, err2 := strconv.ParseUint(j.Sysctls[conntrackMax], 10, 64)
+	evidence := fmt.Sprintf("%d of %d connections", count, limit)
+	switch {
+	case err != nil || err2 != nil || limit == 0: // not loaded yet
+	case count >= limit:
+		j.found(Error, "conntrack-limit", "the table of connections is full: new connections are dropped", evidence, sysctl(conntrackMax, strconv.FormatUint(4*limit, 10)))
+	case count >= limit/5*4:
+		j.found(Warning, "conntrack-limit", "the table of connections is nearly full: then new connections are dropped", evidence, sysctl(conntrackMax, strconv.FormatUint(4*limit, 10)))
+	default:
+		j.ok("conntrack-limit", "%s", evidence)
+	}
+}
+
+func (j *judge) neighbours() {
+	limit := j.Sysctls[dataplane.NeighbourLimitPath]
+	pods := len(j.Ledger)
+	evidence := fmt.Sprintf("gc_thresh1..3 = %s, %s, %s; %d pods, %d peers (permanent entries, not counted by the kernel); %d entries of all kinds and namespaces; the table was full %d times since the boot",
+		j.Sysctls[dataplane.NeighbourThreshold(1)], j.Sysctls[dataplane.NeighbourThreshold(2)], limit, pods, j.peers(), j.Neighbours.Entries, j.Neighbours.Fulls)
+	text := dataplane.NeighboursTight(pods, limit)
+	switch {
+	case limit == "":
+		j.info("neighbour-limits", "the limits of the neighbour table are not to be seen here", "no "+dataplane.NeighbourLimitPath)
+	case text != "":
+		j.found(Warning, "neighbour-limits", text, evidence, dataplane.NeighbourFix(pods))
+	case j.Neighbours.Fulls > 0:
+		j.found(Warning, "neighbour-limits", "the kernel's neighbour table was full: packets were lost, and hosts could not be reached", evidence, dataplane.NeighbourFix(pods))
+	default:
+		j.ok("neighbour-limits", "%s", evidence)
+	}
+}
+
+func (j *judge) peers() int {
+	if j.Status == nil {
+		return 0
+	}
+	return len(j.Status.Peers)
+}
+
+// overhead is what vxlan over IPv4 adds to a packet.
+const overhead = 50
+
+// smallest is the least MTU that IPv6 takes; less breaks more than that.
+const smallest = 1280
+
+func (j *judge) sizes() {
+	under, ok := j.Links[j.Underlay]
+	if !ok {
+		return
+	}
+	evidence := fmt.Sprintf("%s %d", j.Underlay, under.MTU)
+	const code = "mtu"
+	before := len(j.all)
+	if under.MTU-overhead < smallest {
+		j.found(Warning, code, fmt.Sprintf("pods get packets of less than %d bytes", smallest), evidence, fmt.Sprintf("ip link set %s mtu 1500", j.Underlay))
+	}
+	over, isOver := j.Links[j.overlay()]
+	if isOver {
+		evidence += fmt.Sprintf(", %s %d", j.overlay(), over.MTU)
+	}
+	if isOver && over.MTU > under.MTU-overhead {
+		j.found(Error, code, "the overlay's packets do not fit the underlay: large ones are lost", evidence,
+			fmt.Sprintf("ip link set %s mtu %d, or set MTU in the network config to %d", j.Underlay, over.MTU+overhead, under.MTU))
+	}
+	if bridge, ok := j.Links[j.bridge()]; ok && isOver {
+		evidence += fmt.Sprintf(", %s %d", j.bridge(), bridge.MTU)
+		if bridge.MTU != over.MTU {
+			j.found(Warning, code, "bridge and overlay differ in MTU; tenured sets both", evidence, fmt.Sprintf("ip link set %s mtu %d", j.bridge(), over.MTU))
+		}
+	}
+	if len(j.all) == before {
+		j.ok(code, "%s; pods can have %d", evidence, under.MTU-overhead)
+	}
+}
+
+func (j *judge) devices() {
+	j.rivals()
+	j.overlaps()
+	for _, name := range []string{j.bridge(), j.overlay()} {
+		if m := j.Links[name].Manager; m != "" {
+			j.found(Warning, "link-manager", fmt.Sprintf("%s manages %s and may take its addresses and routes away", m, name), m+" says so", unmanage(m, name))
+		}
+	}
+	subnet := j.held()
+	if j.Status == nil || !subnet.IsValid() || j.Status.State == api.StateLost {
+		return
+	}
+	bridge, there := j.Links[j.bridge()]
+	gateway := netip.PrefixFrom(subnet.Addr().Next(), subnet.Bits())
+	switch {
+	case !there:
+		j.found(Error, "bridge", "the bridge of the pods is missing; tenured makes it within seconds", j.bridge(), "journalctl -u tenured")
+	case !bridge.Up || !slices.Contains(bridge.Addrs, gateway):
+		j.found(Error, "bridge", "the bridge is down or lacks the gateway of the leased subnet; tenured repairs it within seconds",
+			fmt.Sprintf("%s up %t, %v; want %s", j.bridge(), bridge.Up, bridge.Addrs, gateway), "journalctl -u tenured")
+	default:
+		j.ok("bridge", "%s is up with %s", j.bridge(), gateway)
+	}
+}
+
+func unmanage(manager, name string) string {
+	if manager == networkd {
+		return fmt.Sprintf(`printf '[Match]\nName=%s\n[Link]\nUnmanaged=yes\n' >/etc/systemd/network/00-%s.network && networkctl reload`, name, name)
+	}
+	return "nmcli device set " + name + " managed no"
+}
+
+// rivals are other overlays.
+func (j *judge) rivals() {
+	ours, there := j.Links[j.overlay()]
+	for _, name := range slices.Sorted(maps.Keys(j.Links)) {
+		l := j.Links[name]
+		if l.Kind != "vxlan" || name == j.overlay() {
+			continue
+		}
+		evidence := fmt.Sprintf("%s: VNI %d, port %d, up %t", name, l.VNI, l.Port, l.Up)
+		switch {
+		case there && l.VNI == ours.VNI && l.Port == ours.Port && l.Up:
+			j.found(Error, "other-overlay", "another vxlan device has the VNI and port of ours", evidence, "ip link del "+name)
+		case strings.HasPrefix(name, "flannel."):
+			j.found(Warning, "other-overlay", "flannel's device is here: its record is not taken over while that is up, and two overlays claim the pod network", evidence,
+				"stop flanneld, then: ip link del "+name)
+		default:
+			j.info("other-overlay", "there is another vxlan device", evidence)
+		}
+	}
+}
+
+// overlaps names devices of others with addresses of the pod network.
+func (j *judge) overlaps() {
+	subnet, network := j.held(), j.network()
+	for _, name := range slices.Sorted(maps.Keys(j.Links)) {
+		if name == j.bridge() || name == j.overlay() {
+			continue
+		}
+		for _, a := range j.Links[name].Addrs {
+			fix := fmt.Sprintf("give %s another network, or: ip addr del %s dev %s", name, a, name)
+			switch {
+			case subnet.IsValid() && a.Masked().Overlaps(subnet):
+				j.found(Error, "address-overlap", name+" has addresses of this node's own subnet: pods and that device are confused", fmt.Sprintf("%s on %s, subnet %s", a, name, subnet), fix)
+			case network.IsValid() && a.Masked().Overlaps(network):
+				j.found(Warning, "address-overlap", name+" has addresses of the pod network: a node that leases them is not reached", fmt.Sprintf("%s on %s, network %s", a, name, network), fix)
+			}
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tenure-cni/tenure/daemon/doctor"
+)
+
+// doctorTimeout bounds the command: it starts a handful of programs.
+const doctorTimeout = time.Minute
+
+func newDoctor(socket *string) *cobra.Command {
+	var (
+		output string
+		o      doctor.Options
+	)
+	cmd := &cobra.Command{
+		Use: "doctor", Short: "what this host lacks, and where daemon, ledger, kernel and CNI configuration differ", Args: cobra.NoArgs,
+		Long: `doctor looks at this host: kernel and fence, devices, iptables, sysctls, the
+kernel's tables, MTU, directories, CNI configuration. Where tenured runs, its
+status is compared with its ledger and the kernel; without one, doctor says what
+is missing before an installation.
+
+It changes nothing. What has to be tried, it tries in a network namespace of its
+own; that takes root. It exits 0 when there is nothing worse than a warning, 1
+when there is.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "json" {
+				return failed(exitUsage, "--output %q is neither table nor json", output)
+			}
+			o.Socket = *socket
+			if flag := cmd.Flag("socket"); flag != nil && !flag.Changed && cmd.Flag("run-dir").Changed {
+				o.Socket = filepath.Join(o.RunDir, "tenured.sock")
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
+			defer cancel()
+			all := doctor.Judge(doctor.Observe(ctx, o))
+			show := doctorTable
+			if output == "json" {
+				show = func(w io.Writer, all []doctor.Finding) error { return printJSON(w, all) }
+			}
+			if err := show(cmd.OutOrStdout(), all); err != nil {
+				return failed(exitStands, "print findings: %w", err)
+			}
+			if doctor.Failed(all) {
+				return &exitError{exitStands, errQuiet}
+			}
+			return nil
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVarP(&output, "output", "o", "table", "`form`: table or json")
+	fs.StringVar(&o.Instance, "name", "tenure", "the daemon's --name")
+	fs.StringVar(&o.Underlay, "iface", "", "underlay `interface` (default the daemon's, else the default route's)")
+	fs.StringVar(&o.RunDir, "run-dir", "/run/tenure", "the daemon's --run-dir")
+	fs.StringVar(&o.StateDir, "state-dir", "/var/lib/tenure", "the daemon's --state-dir")
+	fs.StringVar(&o.ConfDir, "cni-conf-dir", "/etc/cni/net.d", "`directory` of the runtime's CNI configurations")
+	fs.StringVar(&o.BinDir, "cni-bin-dir", "/opt/cni/bin", "`directory` of the CNI plugins")
+	return cmd
+}
+
+// doctorTable prints what is wrong with its evidence and repair, then what is
+// well in a line each.
+func doctorTable(out io.Writer, all []doctor.Finding) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
+	for _, f := range all {
+		if f.Severity == doctor.OK {
+			line("ok", f.Code, f.Text)
+			continue
+		}
+		line(strings.ToUpper(string(f.Severity)), f.Code, f.Text)
+		if f.Evidence != "" {
+			line("", "", f.Evidence)
+		}
+		if f.Fix != "" {
+			line("", "", "→ "+f.Fix)
+		}
+	}
+	return w.Flush()
+}
