@@ -48,6 +48,10 @@ type Facts struct {
 	// Ledger are the recorded interfaces; nil where there is no ledger.
 	Ledger    []Recorded
 	LedgerErr string
+	// Early are the host ends that an earlier look found odd: one that only the
+	// later look does belongs to a pod that just comes or goes. nil is no
+	// earlier look.
+	Early map[string]bool
 	// Announced is the subnet in subnet.env, with the gateway as address, and
 	// Network the pod network in it.
 	Announced, Network netip.Prefix

@@ -126,22 +126,22 @@ func (j *judge) records() {
 	if j.Ledger == nil {
 		return
 	}
-	known, gone := map[string]bool{}, []string{}
+	odd := j.odd()
+	var gone, strangers []string
 	for _, r := range j.Ledger {
-		known[r.Host] = true
-		if _, there := j.Links[r.Host]; r.Host != "" && !there {
+		if odd[r.Host] && (j.Early == nil || j.Early[r.Host]) {
 			gone = append(gone, fmt.Sprintf("%s of container %s, %v", r.Host, r.Container, r.Addresses))
+			delete(odd, r.Host)
+		}
+	}
+	for _, name := range sortedKeys(odd) {
+		if o, addrs, ok := attach.ParseAlias(j.Links[name].Alias); ok && (j.Early == nil || j.Early[name]) {
+			strangers = append(strangers, fmt.Sprintf("%s of container %s, %v", name, o.ContainerID, addrs))
 		}
 	}
 	if len(gone) > 0 {
 		j.found(Warning, "interface-missing", "pods on record have no interface in the kernel; where their namespace is gone too, tenured frees them within seconds",
 			strings.Join(gone, "; "), "restart those pods: crictl stopp CONTAINER")
-	}
-	var strangers []string
-	for _, name := range sortedKeys(j.Links) {
-		if o, addrs, ok := attach.ParseAlias(j.Links[name].Alias); ok && o.Instance == j.Instance && !known[name] {
-			strangers = append(strangers, fmt.Sprintf("%s of container %s, %v", name, o.ContainerID, addrs))
-		}
 	}
 	if len(strangers) > 0 {
 		j.found(Warning, "interface-unknown", "pod interfaces in the kernel are not on record; tenured removes them, or takes them back at its start",
@@ -150,6 +150,24 @@ func (j *judge) records() {
 	if len(gone)+len(strangers) == 0 {
 		j.ok("ledger", "%d pods on record, each with its interface", len(j.Ledger))
 	}
+}
+
+// odd are the host ends that stand in the ledger and not in the kernel, or in
+// the kernel and not in the ledger.
+func (f Facts) odd() map[string]bool {
+	odd, known := map[string]bool{}, map[string]bool{}
+	for _, r := range f.Ledger {
+		known[r.Host] = true
+		if _, there := f.Links[r.Host]; r.Host != "" && !there {
+			odd[r.Host] = true
+		}
+	}
+	for name, l := range f.Links {
+		if o, _, ok := attach.ParseAlias(l.Alias); ok && o.Instance == f.Instance && !known[name] {
+			odd[name] = true
+		}
+	}
+	return odd
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

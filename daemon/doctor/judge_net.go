@@ -60,8 +60,8 @@ func (j *judge) forwarding() {
 	switch {
 	case len(off) == 0:
 		j.ok("forwarding", "%s = %s", ipForward, j.Sysctls[ipForward])
-	case j.Status == nil:
-		j.info("forwarding", "routing between interfaces is off; tenured turns it on", evidence)
+	case j.Status == nil || j.Status.Subnet == "":
+		j.info("forwarding", "routing between interfaces is off; tenured turns it on when it holds a subnet", evidence)
 	default:
 		j.found(Error, "forwarding", "routing between interfaces is off: pods reach nothing outside of this node. tenured turns it on again within seconds; if it stays so, something turns it off",
 			evidence, fix+"; grep -r forward /etc/sysctl.conf /etc/sysctl.d")

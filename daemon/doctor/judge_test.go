@@ -172,6 +172,19 @@ func TestEachFinding(t *testing.T) {
 		{"ledger spoilt", func(f *Facts) { f.Ledger, f.LedgerErr = nil, "unexpected end" }, "warning ledger", "unexpected end", "journalctl"},
 		{"pod without interface", func(f *Facts) { delete(f.Links, podLink) }, "warning interface-missing", podLink + " of container c1", "crictl"},
 		{"interface without record", func(f *Facts) { f.Links["tenx"] = Link{Alias: alias("tenure", "c9")} }, "warning interface-unknown", "tenx of container c9", "restart tenured"},
+		{"pod comes", func(f *Facts) {
+			delete(f.Links, podLink)
+			f.Early = map[string]bool{}
+		}, "", "", ""},
+		{"pod goes", func(f *Facts) {
+			f.Links["tenx"] = Link{Alias: alias("tenure", "c9")}
+			f.Early = map[string]bool{podLink: true}
+		}, "", "", ""},
+		{"still without interface", func(f *Facts) {
+			delete(f.Links, podLink)
+			f.Early = map[string]bool{podLink: true}
+		}, "warning interface-missing", podLink, "crictl"},
+		{"routing off, no subnet", func(f *Facts) { f.Sysctls[ipForward], f.Status.Subnet = "0", "" }, "info forwarding", "= 0", ""},
 		{"another instance's pod", func(f *Facts) { f.Links["tenx"] = Link{Alias: alias("b", "c9")} }, "", "", ""},
 		{"other subnet announced", func(f *Facts) { f.Announced = prefix("10.5.35.1/24") }, "warning subnet-env", "10.5.35.1/24, held 10.5.34.0/24", "journalctl"},
 		{"daemon silent", func(f *Facts) { f.Status, f.StatusErr = nil, "timeout" }, "error daemon", "timeout", "systemctl status"},

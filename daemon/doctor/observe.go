@@ -43,16 +43,26 @@ func Observe(ctx context.Context, o Options) Facts {
 		IPTables: observeIPTables(ctx), ReadOnlySysctls: readOnly("/proc/sys"),
 	}
 	f.ask(ctx)
-	f.observeLinks()
+	f.look(o.RunDir)
 	f.Sysctls = sysctls(f.Links)
 	f.readSubnetFile(filepath.Join(o.RunDir, "subnet.env"))
 	if f.Root {
-		f.readLedger(filepath.Join(o.RunDir, "ledger.json"))
 		f.KubeProxy = kubeProxy(ctx, f.IPTables.Path)
 		t := try(ctx, f.IPTables.Path)
 		f.Trials = &t
 	}
+	// What was tried took longer than an ADD does between record and interface.
+	f.Early = f.odd()
+	f.look(o.RunDir)
 	return f
+}
+
+// look reads devices and ledger, which are compared.
+func (f *Facts) look(runDir string) {
+	f.observeLinks()
+	if f.Root {
+		f.readLedger(filepath.Join(runDir, "ledger.json"))
+	}
 }
 
 // askTimeout bounds the question to the daemon.
@@ -204,6 +214,7 @@ func directory(path string) Directory {
 // readLedger reads the record without the daemon: it is replaced as a whole,
 // never written in place.
 func (f *Facts) readLedger(path string) {
+	f.Ledger, f.LedgerErr = nil, ""
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return

@@ -19,10 +19,15 @@ import (
 func TestM1(t *testing.T) {
 	ctx := cluster.Context(t, 90*time.Second)
 	c := cluster.Born(ctx, t, cluster.Network, "n1", "n2")
-	for _, n := range c.Nodes {
-		if err := n.StartUnder(ctx, []string{"unshare", "-m", "--propagation=slave", "sh", "-ec", `mount -t tmpfs none /proc/sys/net/ipv6; exec "$@"`, "sh"}); err != nil {
+	start := func(n *lab.Node) {
+		t.Helper()
+		without := []string{"unshare", "-m", "--propagation=slave", "sh", "-ec", `mount -t tmpfs none /proc/sys/net/ipv6; exec "$@"`, "sh"}
+		if err := n.StartUnder(ctx, without); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for _, n := range c.Nodes {
+		start(n)
 		cluster.WaitState(ctx, t, n, api.StateHeld)
 	}
 	cluster.WaitPeers(ctx, t, c.Nodes...)
@@ -45,9 +50,13 @@ func TestM1(t *testing.T) {
 	}
 
 	c.Store(t).Configure(ctx, `{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`)
-	s := cluster.Wait(ctx, t, n1, "refuses the config", func(s *api.Status) bool { return cluster.HasProblem(s, "config-refused") })
-	if text := fmt.Sprint(s.Problems); !strings.Contains(text, "IPv6") || !s.Ready {
-		t.Errorf("ready %t, problems %s, want the reason and a node that goes on", s.Ready, text)
+	newcomer := c.AddNode(ctx, t, "n3")
+	start(newcomer)
+	for _, n := range []*lab.Node{n1, newcomer} {
+		s := cluster.Wait(ctx, t, n, "refuses the config", func(s *api.Status) bool { return cluster.HasProblem(s, "config-refused") })
+		if text := fmt.Sprint(s.Problems); !strings.Contains(text, "IPv6") || s.Ready != (n == n1) {
+			t.Errorf("%s: ready %t, problems %s, want the reason, and no more than before", n.Host, s.Ready, text)
+		}
 	}
 	talks(ctx, t, p1, p2)
 	if err := p1.Del(ctx); err != nil {
