@@ -27,6 +27,8 @@ func (j *judge) daemon() {
 	switch {
 	case j.Status != nil:
 		j.status()
+	case j.SocketThere && !j.Root:
+		j.info("daemon", "only root may ask tenured, so this looks at the host alone: run it with sudo", j.StatusErr)
 	case j.SocketThere:
 		j.found(Error, "daemon", "tenured does not answer, so this looks at the host alone", j.StatusErr,
 			"systemctl status tenured; journalctl -u tenured")

@@ -188,6 +188,7 @@ func TestEachFinding(t *testing.T) {
 		{"another instance's pod", func(f *Facts) { f.Links["tenx"] = Link{Alias: alias("b", "c9")} }, "", "", ""},
 		{"other subnet announced", func(f *Facts) { f.Announced = prefix("10.5.35.1/24") }, "warning subnet-env", "10.5.35.1/24, held 10.5.34.0/24", "journalctl"},
 		{"daemon silent", func(f *Facts) { f.Status, f.StatusErr = nil, "timeout" }, "error daemon", "timeout", "systemctl status"},
+		{"daemon not to be asked", func(f *Facts) { f.Status, f.StatusErr, f.Root = nil, "permission denied", false }, "info daemon", "denied", ""},
 		{"problem", func(f *Facts) {
 			f.Status.Problems = []api.Problem{{Code: "foreign", Severity: api.SeverityWarning, Text: "a route", Since: "today", Fix: "remove it"}}
 		}, "warning foreign", "since today", "remove it"},

@@ -51,10 +51,24 @@ func Observe(ctx context.Context, o Options) Facts {
 		t := try(ctx, f.IPTables.Path)
 		f.Trials = &t
 	}
-	// What was tried took longer than an ADD does between record and interface.
-	f.Early = f.odd()
-	f.look(o.RunDir)
+	if f.Early = f.odd(); len(f.Early) > 0 {
+		rest(ctx, lookAgain)
+		f.look(o.RunDir)
+	}
 	return f
+}
+
+// lookAgain is longer than an ADD takes between record and interface, also on
+// a busy node.
+const lookAgain = 500 * time.Millisecond
+
+func rest(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
 }
 
 // look reads devices and ledger, which are compared.
