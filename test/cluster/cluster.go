@@ -12,8 +12,11 @@ import (
 	"github.com/tenure-cni/tenure/test/lab/labtest"
 )
 
+// PodNetwork holds all pods of a cluster.
+const PodNetwork = "10.5.0.0/16"
+
 // Network is the network config of tests in which no lease ends by itself.
-const Network = `{"Network":"10.5.0.0/16"}`
+const Network = `{"Network":"` + PodNetwork + `"}`
 
 // ShortLease is the one of tests in which leases end: the overlay closes 4 s,
 // and the subnet is free 5 s, after the last proof.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +17,22 @@ const (
 	Overlay = "tenure.1"
 	Bridge  = "tenure0"
 )
+
+// BridgeNetfilter makes the node's bridges show what they pass on to iptables,
+// or not.
+func BridgeNetfilter(t testing.TB, n *lab.Node, on bool) {
+	t.Helper()
+	value := "0"
+	if on {
+		value = "1"
+	}
+	err := n.Do(func() error {
+		return os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte(value), 0)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // ourProtocol is the number in our routes.
 const ourProtocol = "90"

@@ -41,9 +41,25 @@ const askTime = time.Second
 
 // Ask connects to what Serve serves and returns whom the server saw.
 func Ask(ctx context.Context, from *lab.NS, to netip.Addr, port int) (seen netip.Addr, err error) {
+	return ask(ctx, "tcp4", from, netip.AddrPortFrom(to, uint16(port)), readAll)
+}
+
+func readAll(c net.Conn) ([]byte, error) { return io.ReadAll(c) }
+
+// readOne sends a datagram and reads the answer.
+func readOne(c net.Conn) ([]byte, error) {
+	if _, err := c.Write([]byte("?")); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 64)
+	n, err := c.Read(buf)
+	return buf[:n], err
+}
+
+func ask(ctx context.Context, network string, from *lab.NS, to netip.AddrPort, read func(net.Conn) ([]byte, error)) (seen netip.Addr, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	c, err := from.Dial(ctx, "tcp4", netip.AddrPortFrom(to, uint16(port)).String())
+	c, err := from.Dial(ctx, network, to.String())
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -51,24 +67,63 @@ func Ask(ctx context.Context, from *lab.NS, to netip.Addr, port int) (seen netip
 	if err := c.SetDeadline(time.Now().Add(askTime)); err != nil {
 		return netip.Addr{}, err
 	}
-	b, err := io.ReadAll(c)
+	b, err := read(c)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("read from %s: %w", to, err)
 	}
 	return netip.ParseAddr(string(b))
 }
 
-// Seen makes sure that a connection arrives, in good time, and that the server
-// sees it come from the given address.
-func Seen(ctx context.Context, t testing.TB, from *lab.NS, to netip.Addr, port int, as netip.Addr) {
+// ServeUDP answers every datagram to the port with the address that it seems
+// to come from.
+func ServeUDP(ctx context.Context, t testing.TB, at *lab.NS, port int) {
 	t.Helper()
-	Eventually(ctx, t, 10*time.Second, fmt.Sprintf("%s to %s:%d, seen as %s", from.Name(), to, port, as), func() error {
-		seen, err := Ask(ctx, from, to, port)
+	var conn net.PacketConn
+	err := at.Do(func() (err error) {
+		var lc net.ListenConfig
+		conn, err = lc.ListenPacket(ctx, "udp4", fmt.Sprintf(":%d", port))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 64)
+		for {
+			_, from, err := conn.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			host, _, _ := net.SplitHostPort(from.String())
+			_, _ = conn.WriteTo([]byte(host), from)
+		}
+	}()
+	t.Cleanup(func() { _ = conn.Close(); <-done })
+}
+
+// SeenBy is Seen by tcp4 or, where ServeUDP serves, udp4.
+func SeenBy(ctx context.Context, t testing.TB, network string, from *lab.NS, to netip.AddrPort, as netip.Addr) {
+	t.Helper()
+	read := readAll
+	if network == "udp4" {
+		read = readOne
+	}
+	Eventually(ctx, t, 10*time.Second, fmt.Sprintf("%s to %s by %s, seen as %s", from.Name(), to, network, as), func() error {
+		seen, err := ask(ctx, network, from, to, read)
 		if err == nil && seen != as {
 			err = fmt.Errorf("seen as %s", seen)
 		}
 		return err
 	})
+}
+
+// Seen makes sure that a connection arrives, in good time, and that the server
+// sees it come from the given address.
+func Seen(ctx context.Context, t testing.TB, from *lab.NS, to netip.Addr, port int, as netip.Addr) {
+	t.Helper()
+	SeenBy(ctx, t, "tcp4", from, netip.AddrPortFrom(to, uint16(port)), as)
 }
 
 // Unseen makes sure that no connection comes about.
