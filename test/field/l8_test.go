@@ -1,6 +1,8 @@
-package e2e
+package field
 
 import (
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -8,12 +10,13 @@ import (
 	"github.com/tenure-cni/tenure/test/lab"
 )
 
-// TestFirewall puts Tenure on nodes where others have rules of their own. As
-// Docker does, the policy of FORWARD is DROP, and pods reach each other all
-// the same. A chain of policies stands ahead, as Kubernetes' network policies
-// do, and drops what one pod sends: that stays in force, before and after a
-// restart of the daemon, although ours accepts everything from pods.
-func TestFirewall(t *testing.T) {
+// TestL8 is flannel #872, #609, #799, #823, #834, #978 and #938, kubernetes
+// #39823 and #40182: Docker makes the policy of FORWARD DROP and pods are cut
+// off; and the blanket accepts that mend it overrule network policies. Right
+// is: pods reach each other and the outside all the same. A chain of policies
+// that stands ahead drops what one pod sends, before and after a restart of the
+// daemon. With the option off no rule of ours is in the filter table.
+func TestL8(t *testing.T) {
 	ctx := cluster.Context(t, time.Minute)
 	c := cluster.Born(ctx, t, cluster.Network, "n1", "n2")
 	n1, n2 := c.Nodes[0], c.Nodes[1]
@@ -47,4 +50,19 @@ func TestFirewall(t *testing.T) {
 
 	cluster.Exec(ctx, t, n1, "iptables", "-w", "-F", "POLICY")
 	cluster.Seen(ctx, t, held.NS, far.IP, port, held.IP)
+
+	if err := n1.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := n1.Start(ctx, "--forward-accept=false"); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Eventually(ctx, t, repairTime, "no rule of ours in the filter table", func() error {
+		filter := cluster.Exec(ctx, t, n1, "iptables-save", "-t", "filter")
+		if strings.Contains(filter, "TENURE-") || !strings.Contains(filter, "-A FORWARD -j POLICY") {
+			return errors.New(filter)
+		}
+		return nil
+	})
+	cluster.Unseen(ctx, t, free.NS, far.IP, port) // the policy is DROP
 }
