@@ -133,12 +133,13 @@ func (t *iptables) mixed(ctx context.Context) string {
 
 // apply runs iptables-restore once. If that fails, each table is tried by
 // itself, so that a table this kernel lacks does not keep the others from
-// being filled. When the raw table is the only one to fail, it is left out
+// being filled; but not while others hold the lock, which each would wait for
+// in turn. When the raw table is the only one to fail, it is left out
 // from then on: the overlay works without it, only a little slower.
 func (t *iptables) apply(ctx context.Context, edits []TableEdit) error {
 	err := t.restore(ctx, edits)
-	if err == nil {
-		return nil
+	if err == nil || t.locked(err) {
+		return err
 	}
 	var raw, others error
 	for _, e := range edits {
@@ -154,6 +155,14 @@ func (t *iptables) apply(ctx context.Context, edits []TableEdit) error {
 		return nil
 	}
 	return errors.Join(raw, others)
+}
+
+// locked says whether iptables could not have its lock. Only the legacy kind
+// has one; the other answers with the same code where the kernel refuses.
+func (t *iptables) locked(err error) bool {
+	const resourceProblem = 4
+	var exit *exec.ExitError
+	return t.kind == kindLegacy && errors.As(err, &exit) && exit.ExitCode() == resourceProblem
 }
 
 func (t *iptables) restore(ctx context.Context, edits []TableEdit) error {
