@@ -19,6 +19,7 @@ func TestFirewallOptions(t *testing.T) {
 	ctx := cluster.Context(t, time.Minute)
 	c := cluster.New(ctx, t, cluster.Network, "n1")
 	n := c.Nodes[0]
+	cluster.Pod(ctx, t, n, "p") // the rules are in by then
 	whole := firewall(ctx, t, n)
 	for _, chain := range []string{"TENURE-MASQ", "TENURE-FWD", "TENURE-RAW", "--random-fully"} {
 		if !strings.Contains(whole, chain) {
