@@ -15,6 +15,10 @@ import (
 	"github.com/tenure-cni/tenure/test/lab"
 )
 
+// onceWaited is more than one wait for the lock takes, which is 5 s, and less
+// than the three that the first pass once made.
+const onceWaited = 12 * time.Second
+
 // TestL5 is flannel #988, #950, #824 and #1514, kubespray #3192, kubernetes
 // #46103 and talos #2251: while others hold the lock of iptables, or where its
 // file cannot be had, masquerading is given up for good and nobody is told.
@@ -45,6 +49,9 @@ func TestL5(t *testing.T) {
 			})
 			if p := problem(s, "data-plane"); p.Severity != "error" || p.Since == "" || p.Fix == "" {
 				t.Errorf("the problem is %+v", p)
+			}
+			if took := time.Since(began); took > onceWaited {
+				t.Errorf("status said so after %s: the lock was waited for more than once", took)
 			}
 			if cluster.Long(t) {
 				cluster.Stays(ctx, t, 30*time.Second-time.Since(began), "the problem stands", func() error { return nil })
