@@ -60,6 +60,14 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 		"FirstAddressOfPrefixGoes": firstAddressGoes,
 		"KeptPeers":                keptPeers,
 		"KeptPeersAreRepaired":     keptPeersAreRepaired,
+		"VxlanSettings":            vxlanSettings,
+		"BridgeSettings":           bridgeSettings,
+		"PortSettings":             portSettings,
+		"TakenByAnother":           taken,
+		"Renamed":                  renamed,
+		"RoutesOfAddresses":        addressRoutes,
+		"RouteSettings":            routeSettings,
+		"EntrySettings":            entrySettings,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, newMachine(t)) })
 	}
@@ -582,17 +590,6 @@ func flagsComeBack(t *testing.T, m *machine) {
 			m.converge(t, want)
 			sameState(t, before, m.read(t))
 		}
-	}
-	for line, edit := range map[string]func(*dataplane.Link){
-		"ttl 1":    func(l *dataplane.Link) { l.Tunnel.Odd = "ttl 1" },
-		"tos 4":    func(l *dataplane.Link) { l.Tunnel.Odd = "tos 4" },
-		"learning": func(l *dataplane.Link) { l.Tunnel.Learning = true },
-	} {
-		m.spoil(t, overlay, "ip link set "+overlay+" type vxlan "+line, edit)
-		if ops := m.converge(t, want); len(ops) == 0 {
-			t.Errorf("nothing was done about %s", line)
-		}
-		sameState(t, before, m.read(t))
 	}
 }
 

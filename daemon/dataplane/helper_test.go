@@ -23,6 +23,7 @@ const (
 	bridge   = "tenure0"
 	overlay  = "tenure.1"
 	underlay = "up0"
+	port     = "port0"
 )
 
 // machine is a kernel under test, a second way into it for changes behind its
@@ -149,7 +150,7 @@ func sameState(t *testing.T, want, got dataplane.State) {
 	t.Helper()
 	opts := cmp.Options{
 		cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, dataplane.Route{}, dataplane.Addr{},
-			dataplane.FDB{}, dataplane.Neigh{}, dataplane.Tunnel{}),
+			dataplane.FDB{}, dataplane.Neigh{}, dataplane.Tunnel{}, dataplane.Port{}),
 		cmpopts.IgnoreFields(dataplane.Link{}, "Index"),
 		cmpopts.EquateEmpty(),
 	}

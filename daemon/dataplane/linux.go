@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -36,10 +37,9 @@ type Linux struct {
 	ns     namespace
 	handle *netlink.Handle
 	tables *iptables
-	// bridges is a socket of its own: the handle cannot list the settings of
-	// all ports at once.
-	bridges *nl.SocketHandle
-	marker  *marker
+	// raw is a socket of its own, for what the handle cannot list or change.
+	raw    *nl.SocketHandle
+	marker *marker
 	// indexes are the links as last read; a name that is not there is asked
 	// of the kernel.
 	indexes map[string]int
@@ -58,24 +58,24 @@ func OpenLinux(opts LinuxOptions) (*Linux, error) {
 	socket, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
 		handle.Close()
-		return nil, fmt.Errorf("open netlink socket for bridge ports: %w", err)
+		return nil, fmt.Errorf("open a second netlink socket: %w", err)
 	}
 	thread := namespace{opts.NetNS}
 	marker := openMarker(thread, ns)
 	return &Linux{
-		opts:    opts,
-		ns:      thread,
-		handle:  handle,
-		tables:  newIPTables(opts.Name, opts.IPTables, thread, marker),
-		bridges: &nl.SocketHandle{Socket: socket},
-		marker:  marker,
+		opts:   opts,
+		ns:     thread,
+		handle: handle,
+		tables: newIPTables(opts.Name, opts.IPTables, thread, marker),
+		raw:    &nl.SocketHandle{Socket: socket},
+		marker: marker,
 	}, nil
 }
 
 // Close closes the netlink sockets. What was written stays.
 func (k *Linux) Close() {
 	k.handle.Close()
-	k.bridges.Close()
+	k.raw.Close()
 	k.marker.close()
 }
 
@@ -146,18 +146,22 @@ func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
 
 // readLinks returns the names by index.
 func (k *Linux) readLinks(s *State) (map[int]string, error) {
-	links, err := dump("links", k.handle.LinkList)
+	msgs, err := k.dumpRaw("links", unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), withoutStats())
 	if err != nil {
 		return nil, err
 	}
-	names := make(map[int]string, len(links))
-	k.indexes = make(map[string]int, len(links))
-	for _, l := range links {
-		names[l.Attrs().Index] = l.Attrs().Name
-		k.indexes[l.Attrs().Name] = l.Attrs().Index
+	links := make([]netlink.Link, len(msgs))
+	names := make(map[int]string, len(msgs))
+	k.indexes = make(map[string]int, len(msgs))
+	for i, m := range msgs {
+		if links[i], err = deserializeLink(m); err != nil {
+			return nil, fmt.Errorf("decode a link: %w", err)
+		}
+		a := links[i].Attrs()
+		names[a.Index], k.indexes[a.Name] = a.Name, a.Index
 	}
-	for _, l := range links {
-		s.Links[l.Attrs().Name] = linkOf(l, names)
+	for i, l := range links {
+		s.Links[l.Attrs().Name] = linkOf(l, msgs[i], names)
 	}
 	return names, k.readPorts(s, names)
 }
@@ -165,30 +169,28 @@ func (k *Linux) readLinks(s *State) (map[int]string, error) {
 // readPorts reads how links are plugged into bridges, which the list of links
 // does not say.
 func (k *Linux) readPorts(s *State, names map[int]string) error {
-	ports, err := dump("bridge ports", func() ([][]byte, error) {
-		req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: k.bridges}
-		req.AddData(nl.NewIfInfomsg(unix.AF_BRIDGE))
-		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
-	})
+	msgs, err := k.dumpRaw("bridge ports", unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_BRIDGE))
 	if err != nil {
 		return err
 	}
-	for _, m := range ports {
-		l, err := netlink.LinkDeserialize(&unix.NlMsghdr{Type: unix.RTM_NEWLINK}, m)
-		if err != nil {
-			return fmt.Errorf("decode a bridge port: %w", err)
+	for _, m := range msgs {
+		if len(m) < unix.SizeofIfInfomsg {
+			continue
 		}
-		info, name := l.Attrs().Protinfo, names[l.Attrs().Index]
-		if link, ok := s.Links[name]; ok && info != nil && link.Master != "" {
-			link.Port = Port{Hairpin: info.Hairpin, Isolated: info.Isolated}
+		msg := nl.DeserializeIfInfomsg(m)
+		name := names[int(msg.Index)]
+		link, ok := s.Links[name]
+		info := attrIn(m[unix.SizeofIfInfomsg:], unix.IFLA_PROTINFO)
+		if ok && info != nil && link.Master != "" {
+			running := msg.Flags&unix.IFF_RUNNING != 0 && link.Up && s.Links[link.Master].Up
+			link.Port = portOf(info, running)
 			s.Links[name] = link
 		}
 	}
 	return nil
 }
 
-func linkOf(l netlink.Link, names map[int]string) Link {
+func linkOf(l netlink.Link, m []byte, names map[int]string) Link {
 	a := l.Attrs()
 	out := Link{
 		Index:   a.Index,
@@ -200,34 +202,19 @@ func linkOf(l netlink.Link, names map[int]string) Link {
 		Promisc: a.RawFlags&unix.IFF_PROMISC != 0,
 	}
 	copy(out.MAC[:], a.HardwareAddr)
-	if v, ok := l.(*netlink.Vxlan); ok {
+	m = m[unix.SizeofIfInfomsg:]
+	out.ProtoDown = number(orZero(attrIn(m, unix.IFLA_PROTO_DOWN))) != 0
+	switch v := l.(type) {
+	case *netlink.Bridge:
+		out.Odd = oddIn(attrIn(m, unix.IFLA_LINKINFO, unix.IFLA_INFO_DATA), bridgeSettings())
+	case *netlink.Vxlan:
 		out.Tunnel = Tunnel{
 			VNI: v.VxlanId, Port: v.Port, Local: addrOf(v.SrcAddr),
-			Parent: names[v.VtepDevIndex], Learning: v.Learning, Odd: oddVxlan(v),
+			Parent: names[v.VtepDevIndex], Learning: v.Learning,
+			Odd: oddIn(attrIn(m, unix.IFLA_LINKINFO, unix.IFLA_INFO_DATA), vxlanSettings()),
 		}
 	}
 	return out
-}
-
-// oddVxlan names settings of a vxlan device that we never make.
-func oddVxlan(v *netlink.Vxlan) string {
-	var odd []string
-	note := func(set bool, name string) {
-		if set {
-			odd = append(odd, name)
-		}
-	}
-	note(addrOf(v.Group).IsValid(), "group "+v.Group.String())
-	note(v.TTL != 0, fmt.Sprintf("ttl %d", v.TTL))
-	note(v.TOS != 0, fmt.Sprintf("tos %d", v.TOS))
-	note(v.Limit != 0, fmt.Sprintf("maxaddr %d", v.Limit))
-	note(v.Proxy, "proxy")
-	note(v.RSC, "rsc")
-	note(v.L2miss, "l2miss")
-	note(v.L3miss, "l3miss")
-	note(v.GBP, "gbp")
-	note(v.FlowBased, "external")
-	return strings.Join(odd, " ")
 }
 
 func (k *Linux) readAddrs(s *State, names map[int]string) error {
@@ -239,7 +226,7 @@ func (k *Linux) readAddrs(s *State, names map[int]string) error {
 	}
 	for _, a := range addrs {
 		name := names[a.LinkIndex]
-		if p, ok := prefixOf(a.IPNet); ok && (name == bridgeName(k.opts.Name) || ourVxlan(k.opts.Name, name)) {
+		if p, ok := prefixOf(a.IPNet); ok && k.ours(name) {
 			s.Addrs[Addr{name, p}] = struct{}{}
 		}
 	}
@@ -248,17 +235,30 @@ func (k *Linux) readAddrs(s *State, names map[int]string) error {
 
 func (k *Linux) readRoutes(s *State, names map[int]string) error {
 	routes, err := dump("routes", func() ([]netlink.Route, error) {
-		return k.handle.RouteList(nil, netlink.FAMILY_V4)
+		// The kernel lists all tables whatever is asked for.
+		return k.handle.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return err
 	}
 	for _, r := range routes {
-		if dst, ok := prefixOf(r.Dst); ok {
+		dst, ok := prefixOf(r.Dst)
+		switch {
+		case !ok:
+		case r.Table == unix.RT_TABLE_MAIN:
 			s.Routes[routeOf(r, dst, names)] = struct{}{}
+		case r.Table == unix.RT_TABLE_LOCAL && r.Type == unix.RTN_LOCAL && k.ours(names[r.LinkIndex]):
+			out := routeOf(r, dst, names)
+			out.Type = RouteLocal
+			s.Routes[out] = struct{}{}
 		}
 	}
 	return nil
+}
+
+// ours says whether a link bears a name of ours.
+func (k *Linux) ours(name string) bool {
+	return name == bridgeName(k.opts.Name) || ourVxlan(k.opts.Name, name)
 }
 
 func routeOf(r netlink.Route, dst netip.Prefix, names map[int]string) Route {
@@ -269,8 +269,10 @@ func routeOf(r netlink.Route, dst netip.Prefix, names map[int]string) Route {
 		Type:      RouteType(fmt.Sprintf("type-%d", r.Type)),
 		Metric:    uint32(r.Priority),
 		Protocol:  uint8(r.Protocol),
+		Src:       addrOf(r.Src),
 		Onlink:    r.Flags&int(netlink.FLAG_ONLINK) != 0,
 		LinkScope: r.Scope == netlink.SCOPE_LINK,
+		Odd:       oddRoute(r),
 	}
 	switch r.Type {
 	case unix.RTN_UNICAST:
@@ -278,43 +280,61 @@ func routeOf(r netlink.Route, dst netip.Prefix, names map[int]string) Route {
 	case unix.RTN_UNREACHABLE:
 		out.Type = RouteUnreachable
 	}
+	return out
+}
+
+// oddRoute names what our routes never have. What others set on theirs does
+// not matter, except what their conflict is told by.
+func oddRoute(r netlink.Route) string {
 	switch {
 	case len(r.MultiPath) > 0:
-		out.Odd = fmt.Sprintf("with %d next hops", len(r.MultiPath))
+		return fmt.Sprintf("with %d next hops", len(r.MultiPath))
 	case r.Tos != 0:
-		out.Odd = fmt.Sprintf("tos %d", r.Tos)
+		return fmt.Sprintf("tos %d", r.Tos)
 	case r.Via != nil:
-		out.Odd = "via another family"
+		return "via another family"
+	case r.Protocol != RouteProtocol && r.Protocol != protocolKernel:
+		return ""
+	case r.Encap != nil:
+		return "encap"
 	}
-	return out
+	metrics := []int{
+		r.MTU, r.AdvMSS, r.Window, r.Rtt, r.RttVar, r.Ssthresh, r.Cwnd, r.Reordering, r.Hoplimit, r.InitCwnd,
+		r.Features, r.RtoMin, r.InitRwnd, r.QuickACK, r.FastOpenNoCookie, r.Realm,
+	}
+	if slices.ContainsFunc(metrics, func(v int) bool { return v != 0 }) || r.Congctl != "" {
+		return "with metrics"
+	}
+	return ""
 }
 
 // readNeighs reads the permanent neighbours and the static forwarding entries
 // of our vxlan devices. The kernel itself makes NOARP neighbours for multicast
 // addresses; those are no business of ours.
 func (k *Linux) readNeighs(s *State, names map[int]string) error {
-	neighs, err := dump("neighbours", func() ([]netlink.Neigh, error) {
-		return k.handle.NeighList(0, netlink.FAMILY_V4)
-	})
+	neighs, err := k.readRawNeighs("neighbours", unix.AF_INET)
 	if err != nil {
 		return err
 	}
-	entries, err := dump("forwarding entries", func() ([]netlink.Neigh, error) {
-		return k.handle.NeighList(0, unix.AF_BRIDGE)
-	})
+	entries, err := k.readRawNeighs("forwarding entries", unix.AF_BRIDGE)
 	if err != nil {
 		return err
+	}
+	ours := map[int]string{}
+	for index, name := range names {
+		if ourVxlan(k.opts.Name, name) {
+			ours[index] = name
+		}
 	}
 	for _, n := range neighs {
-		name := names[n.LinkIndex]
-		if ourVxlan(k.opts.Name, name) && n.State&netlink.NUD_PERMANENT != 0 {
-			s.Neighs[Neigh{name, addrOf(n.IP)}] = macOf(n.HardwareAddr)
+		if name, ok := ours[n.index]; ok && n.state&netlink.NUD_PERMANENT != 0 {
+			s.Neighs[Neigh{name, n.dst}] = n.mac
 		}
 	}
 	for _, n := range entries {
-		name := names[n.LinkIndex]
-		if ourVxlan(k.opts.Name, name) && n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 {
-			s.FDB[FDB{name, macOf(n.HardwareAddr), addrOf(n.IP)}] = struct{}{}
+		// Others are those of a bridge that the device is a port of.
+		if name, ok := ours[n.index]; ok && n.flags&netlink.NTF_SELF != 0 && n.state&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 {
+			s.FDB[FDB{name, n.mac, n.dst, n.odd}] = struct{}{}
 		}
 	}
 	return nil
@@ -388,11 +408,6 @@ func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
 	a, ok := netip.AddrFromSlice(n.IP)
 	bits, size := n.Mask.Size()
 	return netip.PrefixFrom(a.Unmap(), bits), ok && size == a.Unmap().BitLen()
-}
-
-func macOf(hw net.HardwareAddr) (m MAC) {
-	copy(m[:], hw)
-	return m
 }
 
 func ipNetOf(p netip.Prefix) *net.IPNet {

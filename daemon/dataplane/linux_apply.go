@@ -8,13 +8,14 @@ import (
 	"os"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
 // Apply implements Kernel.
 func (k *Linux) Apply(ctx context.Context, op Op) error {
 	switch c := op.Change.(type) {
-	case AddBridge, AddVxlan, DelLink, SetMAC, SetMTU, SetUp, SetDown, SetPort, SetFlags:
+	case AddBridge, AddVxlan, DelLink, SetMAC, SetMTU, SetUp, SetDown, SetPort, SetFlags, SetBridge, SetFree:
 		return k.applyLink(op.Change)
 	case AttachFence:
 		index, err := k.index(c.Link)
@@ -47,8 +48,12 @@ func (k *Linux) applyLink(change Change) error {
 		return k.setPort(c)
 	case SetFlags:
 		return k.onLink(c.Link, func(l netlink.Link) error {
-			return errors.Join(k.handle.LinkSetARPOn(l), k.handle.SetPromiscOff(l))
+			return errors.Join(k.handle.LinkSetARPOn(l), k.handle.SetPromiscOff(l), k.endProtoDown(l.Attrs().Index))
 		})
+	case SetBridge:
+		return k.onLink(c.Link, func(l netlink.Link) error { return k.setBridge(l.Attrs().Index) })
+	case SetFree:
+		return k.onLink(c.Link, k.handle.LinkSetNoMaster)
 	case SetMAC:
 		return k.onLink(c.Link, func(l netlink.Link) error {
 			return k.handle.LinkSetHardwareAddr(l, net.HardwareAddr(c.MAC[:]))
@@ -77,6 +82,9 @@ func (k *Linux) applyAddress(change Change) error {
 	case SetFDB:
 		return k.onNeigh(c.FDB.Link, fdbEntry(c.FDB), k.handle.NeighSet)
 	case DelFDB:
+		if c.FDB.Odd != "" {
+			return ignoreGone(k.delWholeFDB(c.FDB))
+		}
 		return ignoreGone(k.onNeigh(c.FDB.Link, fdbEntry(c.FDB), k.handle.NeighDel))
 	case SetNeigh:
 		return k.onNeigh(c.Neigh.Link, neighbour(c.Neigh, c.MAC), k.handle.NeighSet)
@@ -146,6 +154,47 @@ func (k *Linux) delLink(name string) error {
 	return err
 }
 
+// endProtoDown gives a device its carrier back. Most devices cannot lose it in
+// this way and refuse the request; the reasons keep the others from it.
+func (k *Linux) endProtoDown(index int) error {
+	reasons := nl.NewRtAttr(unix.IFLA_PROTO_DOWN_REASON|unix.NLA_F_NESTED, nil)
+	reasons.AddRtAttr(unix.IFLA_PROTO_DOWN_REASON_MASK, nl.Uint32Attr(^uint32(0)))
+	reasons.AddRtAttr(unix.IFLA_PROTO_DOWN_REASON_VALUE, nl.Uint32Attr(0))
+	err := k.setLink(unix.AF_UNSPEC, index, reasons, nl.NewRtAttr(unix.IFLA_PROTO_DOWN, []byte{0}))
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return err
+}
+
+// setBridge writes bridgeSettings. A kernel that cannot filter VLANs refuses to
+// be told not to.
+func (k *Linux) setBridge(index int) error {
+	if err := k.setBridgeInfo(index, unix.IFLA_BR_STP_STATE, nl.Uint32Attr(0)); err != nil {
+		return fmt.Errorf("turn the spanning tree protocol off: %w", err)
+	}
+	err := k.setBridgeInfo(index, unix.IFLA_BR_VLAN_FILTERING, []byte{0})
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("turn the filter of VLANs off: %w", err)
+	}
+	return nil
+}
+
+func (k *Linux) setBridgeInfo(index int, attr uint16, value []byte) error {
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO|unix.NLA_F_NESTED, nil)
+	info.AddRtAttr(unix.IFLA_INFO_KIND, nl.NonZeroTerminated(KindBridge))
+	data := info.AddRtAttr(unix.IFLA_INFO_DATA|unix.NLA_F_NESTED, nil)
+	data.AddRtAttr(int(attr), value)
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: k.raw}
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(index)
+	req.AddData(msg)
+	req.AddData(info)
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
 // setPort plugs a link into the bridge. Hairpin mode is a setting of the port
 // and so is lost with it. A link that is gone, as a pod's may be by now, needs
 // no plugging in; of a bridge that is gone the kernel says EINVAL.
@@ -158,13 +207,19 @@ func (k *Linux) setPort(c SetPort) error {
 		if err := k.handle.LinkSetMasterByIndex(l, bridge); err != nil {
 			return fmt.Errorf("plug in: %w", err)
 		}
-		if err := k.handle.LinkSetHairpin(l, true); err != nil {
-			return fmt.Errorf("set hairpin mode: %w", err)
+		if err := k.setPortInfo(l.Attrs().Index, append(portSettings(),
+			setting{attr: unix.IFLA_BRPORT_MODE, want: 1}, setting{attr: unix.IFLA_BRPORT_ISOLATED})...); err != nil {
+			return fmt.Errorf("set hairpin mode and end isolation: %w", err)
 		}
-		if err := k.handle.LinkSetIsolated(l, false); err != nil {
-			return fmt.Errorf("end isolation: %w", err)
+		if err := k.handle.LinkSetUp(l); err != nil {
+			return err
 		}
-		return k.handle.LinkSetUp(l)
+		// A port without carrier is opened by the kernel when that comes.
+		err := k.setPortInfo(l.Attrs().Index, setting{attr: unix.IFLA_BRPORT_STATE, want: portForwarding})
+		if err != nil && !errors.Is(err, unix.ENETDOWN) {
+			return fmt.Errorf("open the port: %w", err)
+		}
+		return nil
 	}))
 }
 
@@ -175,6 +230,20 @@ func (k *Linux) onNeigh(link string, n *netlink.Neigh, f func(*netlink.Neigh) er
 	}
 	n.LinkIndex = index
 	return f(n)
+}
+
+// delWholeFDB deletes all that a MAC has: that is what no destination means.
+func (k *Linux) delWholeFDB(f FDB) error {
+	index, err := k.index(f.Link)
+	if err != nil {
+		return err
+	}
+	req := nl.NewNetlinkRequest(unix.RTM_DELNEIGH, unix.NLM_F_ACK)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: k.raw}
+	req.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index), Flags: netlink.NTF_SELF})
+	req.AddData(nl.NewRtAttr(unix.NDA_LLADDR, f.MAC[:]))
+	_, err = req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
 }
 
 func fdbEntry(f FDB) *netlink.Neigh {
@@ -216,6 +285,12 @@ func (k *Linux) onRoute(r Route, f func(*netlink.Route) error) error {
 	}
 	if r.Type == RouteUnreachable {
 		out.Type = unix.RTN_UNREACHABLE
+	}
+	if r.Type == RouteLocal {
+		out.Type, out.Table, out.Scope = unix.RTN_LOCAL, unix.RT_TABLE_LOCAL, netlink.SCOPE_HOST
+	}
+	if r.Src.IsValid() {
+		out.Src = r.Src.AsSlice()
 	}
 	if r.Onlink {
 		out.Flags = int(netlink.FLAG_ONLINK)

@@ -85,12 +85,21 @@ type SetUp struct{ Link string }
 // SetDown takes a link down. The kernel then drops its routes and neighbours.
 type SetDown struct{ Link string }
 
-// SetFlags turns ARP on and promiscuous mode off. When ARP was off the kernel
-// then forgets the link's neighbours, permanent ones too.
+// SetFlags turns ARP on, promiscuous mode off, and ends a protocol's hold on
+// the carrier. When ARP was off the kernel then forgets the link's neighbours,
+// permanent ones too.
 type SetFlags struct{ Link string }
 
+// SetBridge turns off what a bridge of ours never has: the spanning tree
+// protocol, which lets no pod talk for half a minute, and the filter of VLANs.
+type SetBridge struct{ Link string }
+
+// SetFree takes a link out of the device that it was made a part of: what came
+// in by it would be that device's.
+type SetFree struct{ Link string }
+
 // SetPort makes a link a port of the bridge, in hairpin mode, not isolated,
-// and up.
+// with nothing switched off that a pod needs, and up.
 type SetPort struct{ Link, Bridge string }
 
 // AttachFence attaches the fence to both directions of a link.
@@ -114,7 +123,7 @@ type DenyToken struct{ MAC MAC }
 // SetFDB makes the entry the one for its MAC.
 type SetFDB struct{ FDB FDB }
 
-// DelFDB removes a forwarding entry.
+// DelFDB removes a forwarding entry; an odd one with all others of its MAC.
 type DelFDB struct{ FDB FDB }
 
 // SetNeigh adds or replaces a permanent neighbour.
@@ -149,12 +158,18 @@ func (c AddBridge) String() string {
 func (c AddVxlan) String() string {
 	return fmt.Sprintf("link add %s vxlan %s mac %s%s", c.Name, c.Tunnel, c.MAC, mtuText(c.MTU))
 }
-func (c DelLink) String() string     { return "link del " + c.Link }
-func (c SetMAC) String() string      { return fmt.Sprintf("link set %s mac %s", c.Link, c.MAC) }
-func (c SetMTU) String() string      { return fmt.Sprintf("link set %s mtu %d", c.Link, c.MTU) }
-func (c SetUp) String() string       { return fmt.Sprintf("link set %s up", c.Link) }
-func (c SetDown) String() string     { return fmt.Sprintf("link set %s down", c.Link) }
-func (c SetFlags) String() string    { return fmt.Sprintf("link set %s arp on promisc off", c.Link) }
+func (c DelLink) String() string { return "link del " + c.Link }
+func (c SetMAC) String() string  { return fmt.Sprintf("link set %s mac %s", c.Link, c.MAC) }
+func (c SetMTU) String() string  { return fmt.Sprintf("link set %s mtu %d", c.Link, c.MTU) }
+func (c SetUp) String() string   { return fmt.Sprintf("link set %s up", c.Link) }
+func (c SetDown) String() string { return fmt.Sprintf("link set %s down", c.Link) }
+func (c SetFlags) String() string {
+	return fmt.Sprintf("link set %s arp on promisc off protodown off", c.Link)
+}
+func (c SetBridge) String() string {
+	return fmt.Sprintf("link set %s stp off vlan_filtering off", c.Link)
+}
+func (c SetFree) String() string     { return fmt.Sprintf("link set %s nomaster", c.Link) }
 func (c SetPort) String() string     { return fmt.Sprintf("port set %s on %s", c.Link, c.Bridge) }
 func (c AttachFence) String() string { return "fence attach " + c.Link }
 func (c AddAddr) String() string     { return "addr add " + c.Addr.String() }
@@ -186,7 +201,9 @@ func (c SetRules) String() string {
 func (a Addr) String() string { return fmt.Sprintf("%s dev %s", a.Prefix, a.Link) }
 
 // String prints f in the manner of bridge-fdb.
-func (f FDB) String() string { return fmt.Sprintf("%s dst %s dev %s", f.MAC, f.Dst, f.Link) }
+func (f FDB) String() string {
+	return strings.TrimSpace(fmt.Sprintf("%s dst %s dev %s %s", f.MAC, f.Dst, f.Link, f.Odd))
+}
 
 // String prints t in the manner of ip-link.
 func (t Tunnel) String() string {
@@ -226,6 +243,9 @@ func (r Route) String() string {
 	fmt.Fprintf(&b, " proto %d", r.Protocol)
 	if r.LinkScope {
 		b.WriteString(" scope link")
+	}
+	if r.Src.IsValid() {
+		fmt.Fprintf(&b, " src %s", r.Src)
 	}
 	if r.Onlink {
 		b.WriteString(" onlink")

@@ -179,9 +179,10 @@ func (p *planner) network() {
 type place struct {
 	dst    netip.Prefix
 	metric uint32
+	local  bool
 }
 
-func (r Route) place() place { return place{r.Dst, r.Metric} }
+func (r Route) place() place { return place{r.Dst, r.Metric, r.Type == RouteLocal} }
 
 // setRoute plans a route unless it is there already. A route of others in its
 // place is returned instead. going picks those that may go with something
@@ -191,7 +192,7 @@ func (p *planner) setRoute(scope string, want Route, going func(Route) bool) (fo
 	for _, r := range p.places[want.place()] {
 		switch {
 		case going(r):
-			replace = replace || r.Protocol == RouteProtocol
+			replace = replace || r.Protocol == RouteProtocol || r.Protocol == want.Protocol
 		case r == want:
 			return nil
 		case r.Protocol != RouteProtocol:
@@ -242,9 +243,33 @@ func (p *planner) addrs(scope, link string, wanted []netip.Prefix, fresh bool) (
 		}
 		if missing {
 			p.add(scope, AddAddr{Addr{link, w}})
+		} else {
+			p.addrRoutes(scope, Addr{link, w})
 		}
 	}
 	return sortedPrefixes(stale), flushed
+}
+
+// addrRoutes keeps the routes that the kernel once made for an address that
+// stands: it makes them with the address and, but for the local one, with the
+// link's coming up, and never again when somebody deletes them.
+func (p *planner) addrRoutes(scope string, a Addr) {
+	ip := a.Prefix.Addr()
+	routes := []Route{{
+		Dst: netip.PrefixFrom(ip, ip.BitLen()), Link: a.Link, Type: RouteLocal, Protocol: protocolKernel, Src: ip,
+	}}
+	if !a.Prefix.IsSingleIP() && p.have.Links[a.Link].Up {
+		routes = append(routes, Route{
+			Dst: a.Prefix.Masked(), Link: a.Link, Type: RouteUnicast, Protocol: protocolKernel, LinkScope: true, Src: ip,
+		})
+	}
+	for _, want := range routes {
+		scope := scope + "/route/" + want.Dst.String()
+		going := func(r Route) bool { return r.Link == a.Link && r != want && r.Protocol == protocolKernel }
+		if foreign := p.setRoute(scope, want, going); foreign != nil {
+			p.conflict("route", "route %s is not ours and in the way of address %s", *foreign, a)
+		}
+	}
 }
 
 func (p *planner) delAddrs(scope, link string, old []netip.Prefix) {

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // bridge brings the bridge, its ports, its addresses and the host routes of
@@ -20,12 +21,16 @@ func (p *planner) bridge() {
 		return
 	}
 	if !exists {
+		p.renamed(scopeBridge, name, KindBridge, want.MAC)
 		p.add(scopeBridge, AddBridge{name, want.MAC})
 		link.MAC = want.MAC
 	}
 	// The MTU is set after the creation, since only then the kernel stops
 	// adjusting it to that of the ports.
 	p.repairLink(scopeBridge, name, link, want.MAC, want.MTU)
+	if link.Odd != "" {
+		p.add(scopeBridge+"/odd", SetBridge{name})
+	}
 	if !link.Up {
 		p.add(scopeBridge, SetUp{name})
 	}
@@ -44,9 +49,30 @@ func (p *planner) repairLink(scope, name string, have Link, mac MAC, mtu int) {
 	if mtu != 0 && have.MTU != mtu {
 		p.add(scope+"/mtu", SetMTU{name, mtu})
 	}
-	if have.NoARP || have.Promisc {
+	if have.NoARP || have.Promisc || have.ProtoDown {
 		p.add(scope+"/flags", SetFlags{name})
 	}
+	if have.Master != "" {
+		p.add(scope+"/master", SetFree{name})
+	}
+}
+
+// renamed deletes a device of ours that somebody gave another name. It is
+// known by its MAC, which is made up for this node and device, and by that the
+// device of our name is missing. To name it back is not in every kernel's
+// power while the device is up, and it would be odd besides.
+func (p *planner) renamed(scope, name, kind string, mac MAC) []string {
+	if _, exists := p.have.Links[name]; exists {
+		return nil
+	}
+	found := keysThat(p.have.Links, strings.Compare, func(other string) bool {
+		l := p.have.Links[other]
+		return l.Kind == kind && l.MAC == mac && !p.isOurLink(other)
+	})
+	for _, other := range found {
+		p.add(scope, DelLink{other})
+	}
+	return found
 }
 
 func (p *planner) ports(bridge string) {

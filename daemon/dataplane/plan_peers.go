@@ -22,7 +22,7 @@ func (dev overlay) items(peer Peer) peerItems {
 	return peerItems{
 		peer:  peer,
 		scope: peerScope(peer.Subnet),
-		fdb:   FDB{dev.name, peer.MAC, peer.PublicIP},
+		fdb:   FDB{Link: dev.name, MAC: peer.MAC, Dst: peer.PublicIP},
 		neigh: Neigh{dev.name, base},
 		route: Route{
 			Dst: peer.Subnet, Via: base, Link: dev.name, Type: RouteUnicast,
@@ -44,6 +44,7 @@ func (p *planner) peers(dev overlay) {
 		items = append(items, dev.items(peer))
 	}
 	gone := p.replacedTokens(items)
+	dev.odd = p.oddFDB(dev)
 	for _, it := range items {
 		p.setPeer(dev, it)
 	}
@@ -178,7 +179,10 @@ func (p *planner) setPeer(dev overlay, it peerItems) {
 	if dev.attached || p.have.Tokens[it.peer.MAC] != it.peer.Subnet {
 		p.add(it.scope, AllowToken{it.peer.MAC, it.peer.Subnet})
 	}
-	if dev.fresh || !has(p.have.FDB, it.fdb) {
+	if odd, ok := dev.odd[it.peer.MAC]; ok {
+		p.add(it.scope, DelFDB{odd})
+		p.add(it.scope, SetFDB{it.fdb})
+	} else if dev.fresh || !has(p.have.FDB, it.fdb) {
 		p.add(it.scope, SetFDB{it.fdb})
 	}
 	mac, ok := p.have.Neighs[it.neigh]
@@ -215,6 +219,20 @@ func (p *planner) oldPeers(dev overlay, items []peerItems) {
 	p.oldFDB(dev, fdb)
 }
 
+// oddFDB returns one entry for each MAC that has an odd one: with an entry's
+// UDP port or network the kernel keeps it beside ours, so it has to go first,
+// and with it goes all that the MAC has.
+func (p *planner) oddFDB(dev overlay) map[MAC]FDB {
+	odd := map[MAC]FDB{}
+	if dev.fresh {
+		return odd
+	}
+	for _, f := range keysThat(p.have.FDB, compareFDB, func(f FDB) bool { return f.Link == dev.name && f.Odd != "" }) {
+		odd[f.MAC] = f
+	}
+	return odd
+}
+
 // oldFDB removes forwarding entries that are not wanted, except an only entry
 // that the wanted one for its MAC has replaced.
 func (p *planner) oldFDB(dev overlay, wanted map[FDB]bool) {
@@ -229,6 +247,9 @@ func (p *planner) oldFDB(dev overlay, wanted map[FDB]bool) {
 		wantedMACs[f.MAC] = true
 	}
 	for _, f := range keysThat(p.have.FDB, compareFDB, func(f FDB) bool {
+		if odd, ok := dev.odd[f.MAC]; ok && f.Link == dev.name {
+			return f == odd && !wantedMACs[f.MAC]
+		}
 		replaced := wantedMACs[f.MAC] && perMAC[f.MAC] == 1
 		return f.Link == dev.name && !wanted[f] && !replaced
 	}) {

@@ -3,6 +3,7 @@ package dataplane_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -33,6 +34,7 @@ func drawPeers(t *rapid.T) []dataplane.Peer {
 
 func drawDesired(t *rapid.T) dataplane.Desired {
 	want := node34(drawPeers(t)...)
+	want.Bridge.Ports = []string{port}
 	want.Masq = rapid.Bool().Draw(t, "masq")
 	want.ForwardAccept = rapid.Bool().Draw(t, "forward")
 	want.KeepPeers = rapid.Bool().Draw(t, "keep peers")
@@ -97,6 +99,55 @@ func drawDamage(t *rapid.T) dataplane.Change {
 	}).Draw(t, "change")
 }
 
+// drawSetting draws what somebody might set beside what we set.
+func drawSetting(t *rapid.T) func(*dataplane.State) {
+	name := rapid.SampledFrom([]string{overlay, bridge, port}).Draw(t, "link")
+	onLink := func(f func(*dataplane.Link)) func(*dataplane.State) {
+		return func(s *dataplane.State) {
+			if _, ok := s.Links[name]; ok {
+				link(name, f)(s)
+			}
+		}
+	}
+	pick := rapid.IntRange(0, 9).Draw(t, "setting")
+	return []func(*dataplane.State){
+		onLink(func(l *dataplane.Link) { l.ProtoDown = true }),
+		onLink(func(l *dataplane.Link) { l.NoARP, l.Promisc = true, true }),
+		onLink(func(l *dataplane.Link) { l.Odd = "stp 1" }),
+		onLink(func(l *dataplane.Link) {
+			if l.Kind == dataplane.KindVxlan {
+				l.Tunnel.Odd = "gbp 1"
+			}
+		}),
+		onLink(func(l *dataplane.Link) { l.Master, l.Port = underlay, dataplane.Port{} }),
+		onLink(func(l *dataplane.Link) { l.Port.Odd = "learning 0" }),
+		func(s *dataplane.State) { maps.DeleteFunc(s.Routes, byKernel) },
+		func(s *dataplane.State) { bendRoutes(s, func(r *dataplane.Route) { r.Odd = "with metrics" }) },
+		func(s *dataplane.State) { bendRoutes(s, func(r *dataplane.Route) { r.Src = addr("192.0.2.1") }) },
+		func(s *dataplane.State) {
+			for f := range s.FDB {
+				delete(s.FDB, f)
+				f.Odd = "port 4789"
+				s.FDB[f] = struct{}{}
+				return
+			}
+		},
+	}[pick]
+}
+
+func byKernel(r dataplane.Route, _ struct{}) bool { return r.Protocol == 2 }
+
+// bendRoutes changes all routes of ours.
+func bendRoutes(s *dataplane.State, f func(*dataplane.Route)) {
+	for r := range maps.Clone(s.Routes) {
+		if r.Protocol == dataplane.RouteProtocol {
+			delete(s.Routes, r)
+			f(&r)
+			s.Routes[r] = struct{}{}
+		}
+	}
+}
+
 // world is a fake kernel with a past.
 type world struct {
 	t      *rapid.T
@@ -108,12 +159,15 @@ type world struct {
 // others were at work.
 func drawWorld(t *rapid.T) world {
 	guard := &fakekernel.Guard{}
-	w := world{t, fakekernel.New(guard, underlay), guard}
+	w := world{t, fakekernel.New(guard, underlay, port), guard}
 	if rapid.Bool().Draw(t, "has a past") {
 		w.pass(drawDesired(t), nil)
 	}
 	for _, c := range rapid.SliceOfN(rapid.Custom(drawDamage), 0, 8).Draw(t, "damage") {
 		_ = w.kernel.Apply(context.Background(), dataplane.Op{Change: c})
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "settings") {
+		w.kernel.Edit(drawSetting(t))
 	}
 	if rapid.Bool().Draw(t, "fence lost") {
 		w.guard.Detach(w.read().Links[overlay].Index)
@@ -161,6 +215,9 @@ func TestPlanConvergesInOnePass(t *testing.T) {
 func (w world) requireWhole(want dataplane.Desired) {
 	s := w.read()
 	for name, l := range s.Links {
+		if odd := oddOf(l); odd != "" && name != underlay && (want.Vxlan != nil || l.Kind != dataplane.KindVxlan) {
+			w.t.Fatalf("%s is left with %s", name, odd)
+		}
 		if l.Kind == dataplane.KindVxlan && l.Up && !s.Fenced[name] {
 			w.t.Fatalf("%s is up, fenced %v", name, s.Fenced)
 		}
@@ -188,6 +245,21 @@ func (w world) requireWhole(want dataplane.Desired) {
 			}
 		}
 	}
+}
+
+// oddOf says what no device of ours should have.
+func oddOf(l dataplane.Link) string {
+	switch {
+	case l.Kind == "veth" && (l.Master != bridge || l.Port != dataplane.Port{Hairpin: true}):
+		return fmt.Sprintf("master %q, port %+v", l.Master, l.Port)
+	case l.Kind == "veth":
+		return ""
+	case l.NoARP || l.Promisc || l.ProtoDown || l.Master != "":
+		return fmt.Sprintf("flags %+v", l)
+	case l.Kind == dataplane.KindBridge:
+		return l.Odd
+	}
+	return l.Tunnel.Odd
 }
 
 func missingOf(s dataplane.State, link string, p dataplane.Peer, route bool) string {

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -15,8 +16,9 @@ func (p *planner) vxlan() {
 	}
 	name := p.want.VxlanName()
 	p.otherVxlans(name)
+	renamed := p.renamed(scopeVxlan, name, KindVxlan, p.want.Vxlan.MAC)
 	link, exists := p.have.Links[name]
-	if p.blocked = p.vxlanClash(name, link, exists); p.blocked != "" {
+	if p.blocked = p.vxlanClash(name, link, exists, renamed); p.blocked != "" {
 		p.conflict(ConflictOverlay, "%s", p.blocked)
 		return
 	}
@@ -63,6 +65,8 @@ type overlay struct {
 	noNeighs bool
 	// flushed: the kernel may drop the routes in this pass.
 	flushed bool
+	// odd are forwarding entries that go before ours are set, one per MAC.
+	odd map[MAC]FDB
 }
 
 // vxlanDevice makes the device, closes it, and only then brings it up. A
@@ -109,20 +113,28 @@ func (p *planner) otherVxlans(name string) {
 
 // vxlanClash returns what keeps the device from being made: a link of our
 // name that is something else, or a vxlan device of somebody else with our
-// VNI and port, of which the kernel allows one.
-func (p *planner) vxlanClash(name string, link Link, exists bool) string {
+// VNI and port, of which the kernel allows one. renamed are ours.
+func (p *planner) vxlanClash(name string, link Link, exists bool, renamed []string) string {
 	if exists && link.Kind != KindVxlan {
 		return name + " is a " + link.Kind + " and not a vxlan device, and is left alone"
 	}
 	others := keysThat(p.have.Links, strings.Compare, func(other string) bool {
 		l := p.have.Links[other]
-		return l.Kind == KindVxlan && !ourVxlan(p.want.Name, other) &&
+		return l.Kind == KindVxlan && !ourVxlan(p.want.Name, other) && !slices.Contains(renamed, other) &&
 			l.Tunnel.VNI == p.want.Vxlan.VNI && l.Tunnel.Port == p.want.Vxlan.Port
 	})
 	if len(others) > 0 {
-		return others[0] + " is a vxlan device of others with the same VNI and port"
+		return others[0] + " is a vxlan device " + ownerOf(others[0]) + " with the same VNI and port"
 	}
 	return ""
+}
+
+// ownerOf says whose vxlan device bears the name, as far as it tells.
+func ownerOf(name string) string {
+	if ourVxlan("flannel", name) {
+		return "of flannel, which still runs here or has left it,"
+	}
+	return "of others"
 }
 
 func compareNeighs(a, b Neigh) int {
@@ -130,7 +142,8 @@ func compareNeighs(a, b Neigh) int {
 }
 
 func compareFDB(a, b FDB) int {
-	return cmp.Or(strings.Compare(a.Link, b.Link), compareMACs(a.MAC, b.MAC), a.Dst.Compare(b.Dst))
+	return cmp.Or(strings.Compare(a.Link, b.Link), compareMACs(a.MAC, b.MAC), a.Dst.Compare(b.Dst),
+		strings.Compare(a.Odd, b.Odd))
 }
 
 func compareMACs(a, b MAC) int { return strings.Compare(string(a[:]), string(b[:])) }

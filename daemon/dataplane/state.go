@@ -21,7 +21,8 @@ type State struct {
 	Links map[string]Link
 	// Addrs are the IPv4 addresses of our devices.
 	Addrs map[Addr]struct{}
-	// Routes are the IPv4 routes of the main table.
+	// Routes are the IPv4 routes of the main table, and of the local table those
+	// to addresses of our devices.
 	Routes map[Route]struct{}
 	// FDB are the static forwarding entries of our vxlan devices.
 	FDB map[FDB]struct{}
@@ -58,13 +59,24 @@ type Link struct {
 	// NoARP and Promisc are flags that we never set: without ARP no pod is
 	// found, and a promiscuous device costs each packet a copy.
 	NoARP, Promisc bool
+	// ProtoDown is the switch by which a program above the kernel takes a
+	// device's carrier away. We never set it.
+	ProtoDown bool
+	// Odd names settings of a bridge that we never make and that cut pods off,
+	// such as the spanning tree protocol.
+	Odd string
 	// Tunnel is set for vxlan devices.
 	Tunnel Tunnel
 }
 
 // Port is what we set of a bridge's port. Hairpin lets a pod reach itself by a
 // service; ports that are isolated do not reach one another.
-type Port struct{ Hairpin, Isolated bool }
+type Port struct {
+	Hairpin, Isolated bool
+	// Odd names settings that keep packets from the pod, such as a port that
+	// is blocked, or that does not learn.
+	Odd string
+}
 
 // Tunnel is the part of a vxlan device that cannot be changed once it exists.
 type Tunnel struct {
@@ -90,9 +102,12 @@ type RouteType string
 const (
 	RouteUnicast     RouteType = "unicast"
 	RouteUnreachable RouteType = "unreachable"
+	// RouteLocal is the route in the table "local" that the kernel makes for
+	// each address; only those of our devices are read.
+	RouteLocal RouteType = "local"
 )
 
-// Route is a route of the main table.
+// Route is a route of the main table, or of the local one if its type says so.
 type Route struct {
 	Dst netip.Prefix
 	// Via is the gateway; invalid for a route without one.
@@ -103,11 +118,13 @@ type Route struct {
 	Metric uint32
 	// Protocol says who made the route.
 	Protocol uint8
+	// Src is the source address of what the node itself sends; ours have none.
+	Src netip.Addr
 	// Onlink trusts Via to be a neighbour although no prefix says so.
 	Onlink bool
 	// LinkScope is set for routes to directly attached hosts.
 	LinkScope bool
-	// Odd names what we never make, such as several next hops.
+	// Odd names what we never make, such as several next hops or an MTU.
 	Odd string
 }
 
@@ -116,6 +133,8 @@ type FDB struct {
 	Link string
 	MAC  MAC
 	Dst  netip.Addr
+	// Odd names what we never make, such as another UDP port.
+	Odd string
 }
 
 // Neigh is the key of one permanent neighbour.

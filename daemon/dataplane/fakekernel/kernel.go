@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -232,15 +233,19 @@ func (k *Kernel) applyLink(change dataplane.Change) error {
 		return k.changeLink(c.Link, func(l *dataplane.Link) {
 			l.Up = false
 			k.dropNeighs(c.Link)
-			k.dropRoutes(c.Link)
+			k.dropRoutes(c.Link, false)
 		})
 	case dataplane.SetFlags:
 		return k.changeLink(c.Link, func(l *dataplane.Link) {
 			if l.NoARP {
 				k.dropNeighs(c.Link)
 			}
-			l.NoARP, l.Promisc = false, false
+			l.NoARP, l.Promisc, l.ProtoDown = false, false, false
 		})
+	case dataplane.SetBridge:
+		return k.changeLink(c.Link, func(l *dataplane.Link) { l.Odd = "" })
+	case dataplane.SetFree:
+		return k.changeLink(c.Link, func(l *dataplane.Link) { l.Master, l.Port = "", dataplane.Port{} })
 	case dataplane.SetPort:
 		if _, err := k.link(c.Bridge); err != nil {
 			return err
@@ -301,7 +306,7 @@ func (k *Kernel) changeLink(name string, f func(*dataplane.Link)) error {
 // the vxlan devices above it; its ports go free.
 func (k *Kernel) delLink(name string) {
 	delete(k.state.Links, name)
-	k.dropRoutes(name)
+	k.dropRoutes(name, true)
 	k.dropNeighs(name)
 	maps.DeleteFunc(k.state.Addrs, func(a dataplane.Addr, _ struct{}) bool { return a.Link == name })
 	maps.DeleteFunc(k.state.FDB, func(f dataplane.FDB, _ struct{}) bool { return f.Link == name })
@@ -320,24 +325,59 @@ func (k *Kernel) dropNeighs(link string) {
 	maps.DeleteFunc(k.state.Neighs, func(n dataplane.Neigh, _ dataplane.MAC) bool { return n.Link == link })
 }
 
-func (k *Kernel) dropRoutes(link string) {
-	maps.DeleteFunc(k.state.Routes, func(r dataplane.Route, _ struct{}) bool { return r.Link == link })
+// dropRoutes drops those through a link. Routes to its own addresses stay as
+// long as these do.
+func (k *Kernel) dropRoutes(link string, local bool) {
+	maps.DeleteFunc(k.state.Routes, func(r dataplane.Route, _ struct{}) bool {
+		return r.Link == link && (local || r.Type != dataplane.RouteLocal)
+	})
 }
 
 func connected(a dataplane.Addr) dataplane.Route {
 	return dataplane.Route{
 		Dst: a.Prefix.Masked(), Link: a.Link, Type: dataplane.RouteUnicast,
-		Protocol: protocolKernel, LinkScope: true,
+		Protocol: protocolKernel, LinkScope: true, Src: a.Prefix.Addr(),
 	}
 }
 
-// connect makes the routes for a link's addresses.
+func local(a dataplane.Addr) dataplane.Route {
+	ip := a.Prefix.Addr()
+	return dataplane.Route{
+		Dst: netip.PrefixFrom(ip, ip.BitLen()), Link: a.Link, Type: dataplane.RouteLocal,
+		Protocol: protocolKernel, Src: ip,
+	}
+}
+
+// connect makes the routes for a link's addresses, one for each prefix.
 func (k *Kernel) connect(link string) {
-	for a := range k.state.Addrs {
-		if a.Link == link && !a.Prefix.IsSingleIP() {
-			k.state.Routes[connected(a)] = struct{}{}
+	addrs := slices.SortedFunc(maps.Keys(k.state.Addrs), func(a, b dataplane.Addr) int { return a.Prefix.Compare(b.Prefix) })
+	for _, a := range addrs {
+		if a.Link == link {
+			k.connectAddr(a)
 		}
 	}
+}
+
+func (k *Kernel) connectAddr(a dataplane.Addr) {
+	if !a.Prefix.IsSingleIP() && !k.occupied(connected(a)) {
+		k.state.Routes[connected(a)] = struct{}{}
+	}
+}
+
+// occupied says whether an earlier address of the same prefix has the route.
+// What others put in its place does not keep the kernel from making it.
+func (k *Kernel) occupied(want dataplane.Route) bool {
+	for r := range k.state.Routes {
+		if samePlace(r, want) && r.Link == want.Link && r.Protocol == protocolKernel {
+			return true
+		}
+	}
+	return false
+}
+
+func samePlace(a, b dataplane.Route) bool {
+	isLocal := func(r dataplane.Route) bool { return r.Type == dataplane.RouteLocal }
+	return a.Dst == b.Dst && a.Metric == b.Metric && isLocal(a) == isLocal(b)
 }
 
 func (k *Kernel) applyAddr(change dataplane.Change) error {
@@ -347,9 +387,13 @@ func (k *Kernel) applyAddr(change dataplane.Change) error {
 		if err != nil {
 			return err
 		}
+		if _, ok := k.state.Addrs[c.Addr]; ok {
+			return nil
+		}
 		k.state.Addrs[c.Addr] = struct{}{}
+		k.state.Routes[local(c.Addr)] = struct{}{}
 		if l.Up {
-			k.connect(c.Addr.Link)
+			k.connectAddr(c.Addr)
 		}
 	case dataplane.DelAddr:
 		k.delAddr(c.Addr)
@@ -368,15 +412,28 @@ func (k *Kernel) delAddr(gone dataplane.Addr) {
 	for a := range k.state.Addrs {
 		if a.Link == gone.Link && a.Prefix.Masked() == gone.Prefix.Masked() {
 			delete(k.state.Addrs, a)
+			delete(k.state.Routes, connected(a))
+			if !k.bears(a.Link, a.Prefix.Addr()) {
+				delete(k.state.Routes, local(a))
+			}
 		} else if a.Link == gone.Link {
 			last = false
 		}
 	}
-	delete(k.state.Routes, connected(gone))
 	if last {
 		k.dropNeighs(gone.Link)
-		k.dropRoutes(gone.Link)
+		k.dropRoutes(gone.Link, true)
 	}
+}
+
+// bears says whether a link has the address, with any prefix.
+func (k *Kernel) bears(link string, ip netip.Addr) bool {
+	for a := range k.state.Addrs {
+		if a.Link == link && a.Prefix.Addr() == ip {
+			return true
+		}
+	}
+	return false
 }
 
 func (k *Kernel) applyNeigh(change dataplane.Change) error {
@@ -387,7 +444,9 @@ func (k *Kernel) applyNeigh(change dataplane.Change) error {
 		}
 		k.replaceFDB(c.FDB)
 	case dataplane.DelFDB:
-		delete(k.state.FDB, c.FDB)
+		maps.DeleteFunc(k.state.FDB, func(f dataplane.FDB, _ struct{}) bool {
+			return f == c.FDB || c.FDB.Odd != "" && f.Link == c.FDB.Link && f.MAC == c.FDB.MAC
+		})
 	case dataplane.SetNeigh:
 		l, err := k.link(c.Neigh.Link)
 		if err != nil {
@@ -430,7 +489,7 @@ func (k *Kernel) applyRoute(change dataplane.Change) error {
 			}
 		}
 		for r := range k.state.Routes {
-			if r.Dst != c.Route.Dst || r.Metric != c.Route.Metric {
+			if !samePlace(r, c.Route) {
 				continue
 			}
 			if !c.Replace {
