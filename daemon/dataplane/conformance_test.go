@@ -60,6 +60,8 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 		"FirstAddressOfPrefixGoes": firstAddressGoes,
 		"KeptPeers":                keptPeers,
 		"KeptPeersAreRepaired":     keptPeersAreRepaired,
+		"I9Leftovers":              leftovers,
+		"I9FlannelIsNamed":         names,
 		"VxlanSettings":            vxlanSettings,
 		"BridgeSettings":           bridgeSettings,
 		"PortSettings":             portSettings,

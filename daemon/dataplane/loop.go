@@ -151,6 +151,8 @@ type runner struct {
 	started time.Time
 	// rules is what is known about the firewall, which not every pass reads.
 	rules rulesSeen
+	// fights tell of what is undone again and again.
+	fights fights
 	// wrote is the number of passes in a row that wrote something.
 	wrote int
 	// checks says that the latest pass only followed another to check it.
@@ -447,9 +449,16 @@ func (r *runner) finish(generation uint64, out outcome) {
 		l.faults.report(key, "conflict in the kernel", c.Text)
 	}
 	l.logWrites(out)
+	now := time.Now()
+	r.fights.note(generation, out, now)
+	fought := r.fights.standing(now)
+	for _, f := range fought {
+		l.faults.report("fight "+f.Kind, "repaired again and again", f.String())
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	rep := l.report.clone()
+	rep.Fights = fought
 	rep.Converged, rep.Faults = out.clean, out.faults
 	rep.Err = nil
 	if len(out.faults) > 0 {

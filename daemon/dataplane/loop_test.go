@@ -280,6 +280,42 @@ func TestLoopIsNoHotLoop(t *testing.T) {
 		if n := b.count.ruleReads.Load() - rules; n > 6 {
 			t.Errorf("rules were read %d times in 20 s", n)
 		}
+		if f := b.loop.Report().Fights; len(f) != 1 || f[0].Kind != "neigh" || f[0].Times < 20 {
+			t.Errorf("fights %v", f)
+		}
+	})
+}
+
+// TestLoopJ2TellsOfAFight deletes all routes every five seconds: each time they
+// are back at once, and after some times that is said, until it has ended for
+// long. What the daemon itself wants anew is no fight.
+func TestLoopJ2TellsOfAFight(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		for n := range 10 {
+			b.loop.Set(node34(peer(35), peer(40+n)))
+			b.converge(time.Second)
+		}
+		if f := b.loop.Report().Fights; len(f) > 0 {
+			t.Errorf("fights with itself: %v", f)
+		}
+		reads := b.count.reads.Load()
+		for n := 1; n <= 24; n++ {
+			b.fake.Edit(func(s *dataplane.State) { clear(s.Routes) })
+			sleepFake(5 * time.Second)
+			if ops, _ := dataplane.Plan(node34(peer(35), peer(49)), b.state()); len(ops) > 0 {
+				t.Fatalf("after 5 s still to do:\n%s", text(ops))
+			}
+			if f := b.loop.Report().Fights; (n >= 5) != (len(f) == 1 && f[0].Kind == "route" && f[0].Times == n) {
+				t.Fatalf("after %d times: %v", n, f)
+			}
+		}
+		if n := b.count.reads.Load() - reads; n > 24*4 {
+			t.Errorf("%d passes for 24 repairs", n)
+		}
+		sleepFake(11 * time.Minute)
+		if f := b.loop.Report().Fights; len(f) > 0 {
+			t.Errorf("long after: %v", f)
+		}
 	})
 }
 

@@ -37,6 +37,8 @@ type Report struct {
 	// Kept are peers that only the kernel knows; see Desired.KeepPeers.
 	Kept      []PeerReport
 	Conflicts []Conflict
+	// Fights are what had to be repaired again and again of late.
+	Fights []Fight
 	// Faults are what could not be read or written in the latest pass.
 	Faults []Fault
 	// Err is the first fault of the latest pass, nil without one.
@@ -59,6 +61,7 @@ func (r Report) TotalWrites() uint64 {
 func (r Report) clone() Report {
 	r.Peers, r.Kept = slices.Clone(r.Peers), slices.Clone(r.Kept)
 	r.Conflicts = slices.Clone(r.Conflicts)
+	r.Fights = slices.Clone(r.Fights)
 	r.Faults = slices.Clone(r.Faults)
 	r.Writes = maps.Clone(r.Writes)
 	return r

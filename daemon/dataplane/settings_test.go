@@ -123,6 +123,43 @@ func portSettings(t *testing.T, m *machine) {
 	)
 }
 
+// names: a device in our overlay's way is called by its owner, where that shows.
+func names(t *testing.T, m *machine) {
+	for name, text := range map[string]string{
+		"flannel.1": "flannel.1 is a vxlan device of flannel", "vx7": "vx7 is a vxlan device of others",
+	} {
+		c := dataplane.AddVxlan{Name: name, MAC: mac(7), Tunnel: dataplane.Tunnel{
+			VNI: 1, Port: 8472, Local: addr("192.0.2.1"), Parent: underlay,
+		}}
+		m.change(t, c)
+		m.converge(t, node34(peer(35)))
+		wantConflict(t, node34(peer(35)), m.read(t), dataplane.ConflictOverlay, text)
+		m.change(t, dataplane.DelLink{Link: name})
+	}
+}
+
+// leftovers of a crash or an older version under our name: one that is not yet
+// as it should be is completed, one that cannot become so is made anew.
+func leftovers(t *testing.T, m *machine) {
+	want := node34(peer(35))
+	right := dataplane.Tunnel{VNI: 1, Port: 8472, Local: addr("192.0.2.1"), Parent: underlay}
+	vni, port, local, parent := right, right, right, right
+	vni.VNI, port.Port, local.Local, parent.Parent = 9, 4789, addr("192.0.2.9"), "lo"
+	for _, tunnel := range []dataplane.Tunnel{right, vni, port, local, parent} {
+		if m.ns == nil {
+			m.do(t, damage{"", func(s *dataplane.State) { s.Links["lo"] = dataplane.Link{Kind: "device"} }, 0})
+		}
+		m.change(t, dataplane.AddVxlan{Name: overlay, MAC: mac(34), MTU: 1450, Tunnel: tunnel})
+		was := m.read(t).Links[overlay].Index
+		m.converge(t, want)
+		s := m.read(t)
+		if l := s.Links[overlay]; l.Tunnel != right || !l.Up || !s.Fenced[overlay] || (l.Index == was) != (tunnel == right) {
+			t.Errorf("after %s: %+v, was %d", tunnel, l, was)
+		}
+		m.change(t, dataplane.DelLink{Link: overlay})
+	}
+}
+
 // taken: our devices as parts of another one.
 func taken(t *testing.T, m *machine) {
 	m.change(t, dataplane.AddBridge{Name: "other0", MAC: mac(8)}, dataplane.SetUp{Link: "other0"})

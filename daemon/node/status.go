@@ -157,6 +157,14 @@ func planeProblems(r dataplane.Report, pods int) []api.Problem {
 		all = append(all, problem("data-plane", api.SeverityError, strings.Join(texts, "; "),
 			"see the log; this is tried again every few seconds"))
 	}
+	var fought []string
+	for _, f := range r.Fights {
+		fought = append(fought, f.String())
+	}
+	if len(fought) > 0 {
+		all = append(all, problem("fought-over", api.SeverityWarning, strings.Join(fought, "; "),
+			"find what does it, such as a network manager or a firewall, and have it leave Tenure's devices, routes and chains alone"))
+	}
 	var foreign []string
 	severity := api.SeverityWarning
 	for _, c := range r.Conflicts {

@@ -156,6 +156,10 @@ func TestStatusOfPlaneAndStore(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
+	r.plane.report = dataplane.Report{Fights: []dataplane.Fight{{Kind: "route", Times: 7, Since: time.Unix(0, 0)}}}
+	if p := r.Status().Problems[1]; p.Code != "fought-over" || !strings.HasPrefix(p.Text, "routes were repaired 7 times since 1970-01-01") {
+		t.Errorf("a fight: %+v", p)
+	}
 	// A device of that name keeps all pods, or all peers, from working.
 	for _, what := range []string{dataplane.ConflictBridge, dataplane.ConflictOverlay} {
 		r.plane.report = dataplane.Report{Conflicts: []dataplane.Conflict{{What: what, Text: "it is a veth"}, {Text: "route x"}}}
