@@ -48,7 +48,8 @@ func (k *Linux) subscribe() (*nl.NetlinkSocket, error) {
 		ns = netns.NsHandle(k.opts.NetNS)
 	}
 	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE,
-		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE)
+		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+		unix.RTNLGRP_IPV4_NETCONF) // the last tells of forwarding switches
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netlink notices: %w", err)
 	}

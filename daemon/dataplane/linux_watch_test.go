@@ -101,6 +101,37 @@ func TestWatchNoticesTheFence(t *testing.T) {
 	}
 }
 
+// TestWatchNoticesForwarding: a switch under /proc that somebody turns.
+func TestWatchNoticesForwarding(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs root and network namespaces")
+	}
+	ns := netnstest.New(t)
+	k, err := OpenLinux(LinuxOptions{Name: "tenure", NetNS: ns.FD()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	notices, err := k.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{ipForward, forwardingOf("lo")} {
+		for _, value := range []string{"1", "0"} {
+			if err := k.Apply(ctx, Op{Change: SetSysctl{path, value}}); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-notices:
+			case <-time.After(5 * time.Second):
+				t.Fatalf("%s = %s is not noticed", path, value)
+			}
+		}
+	}
+}
+
 func TestMatters(t *testing.T) {
 	neigh := func(kind uint16, state uint16) syscall.NetlinkMessage {
 		m := syscall.NetlinkMessage{Data: make([]byte, unix.SizeofNdMsg)}

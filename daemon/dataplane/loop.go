@@ -22,7 +22,8 @@ type Options struct {
 	Backstop time.Duration
 	// RulesEvery is the least time between two readings of the firewall rules
 	// that only their change asks for, and the time between them where the
-	// kernel does not tell of a change. Default 5 s.
+	// kernel does not tell of a change. Default 4 s, so that with a look before
+	// it what is changed twice in a row comes back within five.
 	RulesEvery time.Duration
 	// RulesLook is how often the kernel is asked whether they changed. Default
 	// 1 s.
@@ -41,7 +42,7 @@ func (o Options) withDefaults() Options {
 	set(&o.Settle, 50*time.Millisecond)
 	set(&o.MinGap, 200*time.Millisecond)
 	set(&o.Backstop, 5*time.Second)
-	set(&o.RulesEvery, 5*time.Second)
+	set(&o.RulesEvery, 4*time.Second)
 	set(&o.RulesLook, time.Second)
 	set(&o.RetryMin, 250*time.Millisecond)
 	set(&o.RetryMax, 5*time.Second)

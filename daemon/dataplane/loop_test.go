@@ -235,7 +235,7 @@ func TestLoopReadsBusyRulesInTheirTurn(t *testing.T) {
 			b.fake.EditRules(func(r *dataplane.Rules) { r.Jumps[other] = append(r.Jumps[other], "-j X") })
 			sleepFake(200 * time.Millisecond)
 		}
-		if n := b.count.ruleReads.Load() - reads; n > 12 || n < 10 {
+		if n := b.count.ruleReads.Load() - reads; n > 15 || n < 12 {
 			t.Errorf("rules were read %d times in a minute", n)
 		}
 	})
