@@ -3,6 +3,7 @@
 // of a runtime, and packets.
 //
 // Each file has one subject: the paths of packets, the firewall, what survives
-// a daemon, the fence, a daemon stopped between any two lines, the verbs, the
+// a daemon, the fence, a daemon stopped between any two lines, the verbs, a
+// vandal, the
 // start. It must not import a package of the product but daemon/api.
 package e2e
