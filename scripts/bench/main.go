@@ -42,6 +42,7 @@ func parts() []part {
 	return []part{
 		{"daemon", daemonPart}, {"calls", callsPart}, {"crowd", crowdPart}, {"full", fullPart}, {"path", pathPart},
 		{"spread", spreadPart}, {"join", joinPart}, {"etcd", etcdPart},
+		{"plane", planePart},
 	}
 }
 
@@ -61,7 +62,7 @@ func main() {
 func run(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	rounds := flags.Int("rounds", 5, "how often each contender takes its turn")
-	only := flags.String("only", "daemon,calls,crowd,full,path,spread,join,etcd", "which parts, separated by commas")
+	only := flags.String("only", "daemon,calls,crowd,full,path,spread,join,etcd,plane", "which parts, separated by commas")
 	plainOnly := flags.Bool("plain-only", false, "leave Tenure out and measure only what it is compared with")
 	if err := flags.Parse(args); err != nil {
 		return err
