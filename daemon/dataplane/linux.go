@@ -241,6 +241,7 @@ func (k *Linux) readRoutes(s *State, names map[int]string) error {
 	if err != nil {
 		return err
 	}
+	s.Routes = make(map[Route]struct{}, len(routes))
 	for _, r := range routes {
 		dst, ok := prefixOf(r.Dst)
 		switch {
@@ -266,7 +267,6 @@ func routeOf(r netlink.Route, dst netip.Prefix, names map[int]string) Route {
 		Dst:       dst,
 		Via:       addrOf(r.Gw),
 		Link:      names[r.LinkIndex],
-		Type:      RouteType(fmt.Sprintf("type-%d", r.Type)),
 		Metric:    uint32(r.Priority),
 		Protocol:  uint8(r.Protocol),
 		Src:       addrOf(r.Src),
@@ -279,6 +279,8 @@ func routeOf(r netlink.Route, dst netip.Prefix, names map[int]string) Route {
 		out.Type = RouteUnicast
 	case unix.RTN_UNREACHABLE:
 		out.Type = RouteUnreachable
+	default:
+		out.Type = RouteType(fmt.Sprintf("type-%d", r.Type))
 	}
 	return out
 }
@@ -320,6 +322,7 @@ func (k *Linux) readNeighs(s *State, names map[int]string) error {
 	if err != nil {
 		return err
 	}
+	s.Neighs, s.FDB = make(map[Neigh]MAC, len(neighs)), make(map[FDB]struct{}, len(entries))
 	ours := map[int]string{}
 	for index, name := range names {
 		if ourVxlan(k.opts.Name, name) {

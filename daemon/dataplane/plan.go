@@ -88,12 +88,18 @@ type planner struct {
 }
 
 func newPlanner(want Desired, have State) *planner {
-	p := &planner{want: want, have: have, places: map[place][]Route{}, rejected: map[Peer]string{}}
+	p := &planner{want: want, have: have, places: make(map[place][]Route, len(have.Routes)), rejected: map[Peer]string{}}
+	// Nearly all places have one route: those share one piece of memory.
+	all := make([]Route, 0, len(have.Routes))
 	for r := range have.Routes {
-		p.places[r.place()] = append(p.places[r.place()], r)
-	}
-	for _, routes := range p.places {
-		slices.SortFunc(routes, compareRoutes)
+		if others, ok := p.places[r.place()]; ok {
+			others = append(others, r)
+			slices.SortFunc(others, compareRoutes)
+			p.places[r.place()] = others
+			continue
+		}
+		all = append(all, r)
+		p.places[r.place()] = all[len(all)-1 : len(all) : len(all)]
 	}
 	return p
 }
@@ -165,7 +171,7 @@ func (p *planner) network() {
 		Dst: p.want.Network, Type: RouteUnreachable,
 		Metric: UnreachableMetric, Protocol: RouteProtocol,
 	}
-	p.setRoute(scopeNetwork, want, nothingGoes)
+	p.setRoute(func() string { return scopeNetwork }, want, nothingGoes)
 	for _, r := range p.routesThat(func(r Route) bool {
 		return r.Type == RouteUnreachable && r.Protocol == RouteProtocol &&
 			r.place() != want.place() && r.Dst.Overlaps(p.want.Network)
@@ -186,8 +192,9 @@ func (r Route) place() place { return place{r.Dst, r.Metric, r.Type == RouteLoca
 
 // setRoute plans a route unless it is there already. A route of others in its
 // place is returned instead. going picks those that may go with something
-// that is deleted earlier in the same pass, and so do not count.
-func (p *planner) setRoute(scope string, want Route, going func(Route) bool) (foreign *Route) {
+// that is deleted earlier in the same pass, and so do not count. The scope is
+// a function since it is seldom needed.
+func (p *planner) setRoute(scope func() string, want Route, going func(Route) bool) (foreign *Route) {
 	replace := false
 	for _, r := range p.places[want.place()] {
 		switch {
@@ -202,7 +209,7 @@ func (p *planner) setRoute(scope string, want Route, going func(Route) bool) (fo
 		}
 	}
 	if foreign == nil {
-		p.add(scope, SetRoute{want, replace})
+		p.add(scope(), SetRoute{want, replace})
 	}
 	return foreign
 }
@@ -264,7 +271,7 @@ func (p *planner) addrRoutes(scope string, a Addr) {
 		})
 	}
 	for _, want := range routes {
-		scope := scope + "/route/" + want.Dst.String()
+		scope := func() string { return scope + "/route/" + want.Dst.String() }
 		going := func(r Route) bool { return r.Link == a.Link && r != want && r.Protocol == protocolKernel }
 		if foreign := p.setRoute(scope, want, going); foreign != nil {
 			p.conflict("route", "route %s is not ours and in the way of address %s", *foreign, a)

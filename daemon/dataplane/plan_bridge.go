@@ -94,8 +94,9 @@ func (p *planner) hostRoutes(bridge string, all bool) {
 			Type: RouteUnicast, Protocol: RouteProtocol, LinkScope: true,
 		}
 		wanted[r.place()] = true
+		scope := func() string { return scopeBridge + "/pod/" + pod.String() }
 		gone := func(have Route) bool { return all && have.Link == bridge }
-		if foreign := p.setRoute(scopeBridge+"/pod/"+pod.String(), r, gone); foreign != nil {
+		if foreign := p.setRoute(scope, r, gone); foreign != nil {
 			p.conflict("route", "stranded pod %s: route %s is in the way", pod, *foreign)
 		}
 	}

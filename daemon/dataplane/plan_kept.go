@@ -65,7 +65,7 @@ func (p *planner) claimed(peers []Peer) *prefixSet {
 	for _, peer := range p.want.Peers {
 		claims = append(claims, peer.Subnet)
 	}
-	set := newPrefixSet()
+	set := newPrefixSet(len(claims))
 	for _, peer := range peers {
 		set.expect(peer.Subnet)
 	}

@@ -11,17 +11,17 @@ func peerScope(subnet netip.Prefix) string { return scopeVxlan + "/peer/" + subn
 // peerItems are the kernel objects of one peer.
 type peerItems struct {
 	peer  Peer
-	scope string
 	fdb   FDB
 	neigh Neigh
 	route Route
 }
 
+func (it peerItems) scope() string { return peerScope(it.peer.Subnet) }
+
 func (dev overlay) items(peer Peer) peerItems {
 	base := peer.Subnet.Addr()
 	return peerItems{
 		peer:  peer,
-		scope: peerScope(peer.Subnet),
 		fdb:   FDB{Link: dev.name, MAC: peer.MAC, Dst: peer.PublicIP},
 		neigh: Neigh{dev.name, base},
 		route: Route{
@@ -37,9 +37,9 @@ func (p *planner) peers(dev overlay) {
 		p.blocked = "the fence's tokens cannot be read"
 		return
 	}
-	var items []peerItems
 	accepted := p.acceptedPeers()
 	p.kept = p.keptPeers(dev, accepted)
+	items := make([]peerItems, 0, len(accepted)+len(p.kept))
 	for _, peer := range slices.Concat(accepted, p.kept) {
 		items = append(items, dev.items(peer))
 	}
@@ -57,9 +57,9 @@ func (p *planner) peers(dev overlay) {
 
 // acceptedPeers are the peers that can be programmed, in order of subnet.
 func (p *planner) acceptedPeers() []Peer {
-	var out []Peer
-	macs := map[MAC]netip.Prefix{}
-	taken := newPrefixSet()
+	out := make([]Peer, 0, len(p.want.Peers))
+	macs := make(map[MAC]netip.Prefix, len(p.want.Peers))
+	taken := newPrefixSet(len(p.want.Peers))
 	for _, peer := range p.want.Peers {
 		taken.expect(peer.Subnet)
 	}
@@ -111,8 +111,9 @@ type prefixSet struct {
 	covers map[netip.Prefix]netip.Prefix
 }
 
-func newPrefixSet() *prefixSet {
-	return &prefixSet{map[int]bool{}, map[netip.Prefix]bool{}, map[netip.Prefix]netip.Prefix{}}
+// newPrefixSet makes room for that many members.
+func newPrefixSet(n int) *prefixSet {
+	return &prefixSet{map[int]bool{}, make(map[netip.Prefix]bool, n), make(map[netip.Prefix]netip.Prefix, n)}
 }
 
 // expect makes the length of p known before anything is added.
@@ -149,8 +150,8 @@ func (s *prefixSet) overlap(p netip.Prefix) (netip.Prefix, bool) {
 // changes its subnet is let in again with its peer. The MACs that stand for
 // no peer at all are returned for later.
 func (p *planner) replacedTokens(items []peerItems) (gone []MAC) {
-	wanted := map[MAC]netip.Prefix{}
-	subnets := newPrefixSet()
+	wanted := make(map[MAC]netip.Prefix, len(items))
+	subnets := newPrefixSet(len(items))
 	for _, subnet := range p.have.Tokens {
 		subnets.expect(subnet)
 	}
@@ -177,17 +178,17 @@ func (p *planner) replacedTokens(items []peerItems) (gone []MAC) {
 
 func (p *planner) setPeer(dev overlay, it peerItems) {
 	if dev.attached || p.have.Tokens[it.peer.MAC] != it.peer.Subnet {
-		p.add(it.scope, AllowToken{it.peer.MAC, it.peer.Subnet})
+		p.add(it.scope(), AllowToken{it.peer.MAC, it.peer.Subnet})
 	}
 	if odd, ok := dev.odd[it.peer.MAC]; ok {
-		p.add(it.scope, DelFDB{odd})
-		p.add(it.scope, SetFDB{it.fdb})
+		p.add(it.scope(), DelFDB{odd})
+		p.add(it.scope(), SetFDB{it.fdb})
 	} else if dev.fresh || !has(p.have.FDB, it.fdb) {
-		p.add(it.scope, SetFDB{it.fdb})
+		p.add(it.scope(), SetFDB{it.fdb})
 	}
 	mac, ok := p.have.Neighs[it.neigh]
 	if dev.fresh || dev.noNeighs || !ok || mac != it.peer.MAC {
-		p.add(it.scope, SetNeigh{it.neigh, it.peer.MAC})
+		p.add(it.scope(), SetNeigh{it.neigh, it.peer.MAC})
 	}
 	going := func(r Route) bool {
 		return (dev.fresh || dev.flushed) && r.Link == dev.name || p.leavesBridge(r)
@@ -202,7 +203,7 @@ func (p *planner) oldPeers(dev overlay, items []peerItems) {
 	if dev.fresh {
 		return
 	}
-	routes, neighs, fdb := map[place]bool{}, map[Neigh]bool{}, map[FDB]bool{}
+	routes, neighs, fdb := make(map[place]bool, len(items)), make(map[Neigh]bool, len(items)), make(map[FDB]bool, len(items))
 	for _, it := range items {
 		routes[it.route.place()], neighs[it.neigh], fdb[it.fdb] = true, true, true
 	}
@@ -236,13 +237,13 @@ func (p *planner) oddFDB(dev overlay) map[MAC]FDB {
 // oldFDB removes forwarding entries that are not wanted, except an only entry
 // that the wanted one for its MAC has replaced.
 func (p *planner) oldFDB(dev overlay, wanted map[FDB]bool) {
-	perMAC := map[MAC]int{}
+	perMAC := make(map[MAC]int, len(p.have.FDB))
 	for f := range p.have.FDB {
 		if f.Link == dev.name {
 			perMAC[f.MAC]++
 		}
 	}
-	wantedMACs := map[MAC]bool{}
+	wantedMACs := make(map[MAC]bool, len(wanted))
 	for f := range maps.Keys(wanted) {
 		wantedMACs[f.MAC] = true
 	}

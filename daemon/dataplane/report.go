@@ -102,6 +102,9 @@ func (p *planner) pendingReasons(failed []failure) func(Peer) string {
 			failures[f.op.Scope] = fmt.Sprintf("%s: %v", f.op, f.err)
 		}
 	}
+	if len(p.ops) == 0 { // then nothing failed either
+		return func(Peer) string { return p.blocked }
+	}
 	planned := map[string]string{}
 	for _, op := range p.ops {
 		planned[op.Scope] = "being programmed: " + op.String()
