@@ -42,7 +42,7 @@ func TestWatchP2SurvivesAnOverrun(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 2000 {
+	for range 10000 { // two notices each
 		change()
 	}
 
