@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -234,24 +233,23 @@ func (k *Linux) readAddrs(s *State, names map[int]string) error {
 }
 
 func (k *Linux) readRoutes(s *State, names map[int]string) error {
-	routes, err := dump("routes", func() ([]netlink.Route, error) {
-		// The kernel lists all tables whatever is asked for.
-		return k.handle.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
-	})
+	// The kernel lists all tables whatever is asked for.
+	msgs, err := k.dumpRaw("routes", unix.RTM_GETROUTE, unix.RTM_NEWROUTE, &nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET}})
 	if err != nil {
 		return err
 	}
-	s.Routes = make(map[Route]struct{}, len(routes))
-	for _, r := range routes {
-		dst, ok := prefixOf(r.Dst)
+	s.Routes = make(map[Route]struct{}, len(msgs))
+	for _, m := range msgs {
+		r, table, ok := routeOf(m, names)
 		switch {
 		case !ok:
-		case r.Table == unix.RT_TABLE_MAIN:
-			s.Routes[routeOf(r, dst, names)] = struct{}{}
-		case r.Table == unix.RT_TABLE_LOCAL && r.Type == unix.RTN_LOCAL && k.ours(names[r.LinkIndex]):
-			out := routeOf(r, dst, names)
-			out.Type = RouteLocal
-			s.Routes[out] = struct{}{}
+		case table == unix.RT_TABLE_MAIN:
+			if r.Type == RouteLocal {
+				r.Type = "type-2" // by somebody's hand, and not where such ones belong
+			}
+			s.Routes[r] = struct{}{}
+		case table == unix.RT_TABLE_LOCAL && r.Type == RouteLocal && k.ours(r.Link):
+			s.Routes[r] = struct{}{}
 		}
 	}
 	return nil
@@ -260,54 +258,6 @@ func (k *Linux) readRoutes(s *State, names map[int]string) error {
 // ours says whether a link bears a name of ours.
 func (k *Linux) ours(name string) bool {
 	return name == bridgeName(k.opts.Name) || ourVxlan(k.opts.Name, name)
-}
-
-func routeOf(r netlink.Route, dst netip.Prefix, names map[int]string) Route {
-	out := Route{
-		Dst:       dst,
-		Via:       addrOf(r.Gw),
-		Link:      names[r.LinkIndex],
-		Metric:    uint32(r.Priority),
-		Protocol:  uint8(r.Protocol),
-		Src:       addrOf(r.Src),
-		Onlink:    r.Flags&int(netlink.FLAG_ONLINK) != 0,
-		LinkScope: r.Scope == netlink.SCOPE_LINK,
-		Odd:       oddRoute(r),
-	}
-	switch r.Type {
-	case unix.RTN_UNICAST:
-		out.Type = RouteUnicast
-	case unix.RTN_UNREACHABLE:
-		out.Type = RouteUnreachable
-	default:
-		out.Type = RouteType(fmt.Sprintf("type-%d", r.Type))
-	}
-	return out
-}
-
-// oddRoute names what our routes never have. What others set on theirs does
-// not matter, except what their conflict is told by.
-func oddRoute(r netlink.Route) string {
-	switch {
-	case len(r.MultiPath) > 0:
-		return fmt.Sprintf("with %d next hops", len(r.MultiPath))
-	case r.Tos != 0:
-		return fmt.Sprintf("tos %d", r.Tos)
-	case r.Via != nil:
-		return "via another family"
-	case r.Protocol != RouteProtocol && r.Protocol != protocolKernel:
-		return ""
-	case r.Encap != nil:
-		return "encap"
-	}
-	metrics := []int{
-		r.MTU, r.AdvMSS, r.Window, r.Rtt, r.RttVar, r.Ssthresh, r.Cwnd, r.Reordering, r.Hoplimit, r.InitCwnd,
-		r.Features, r.RtoMin, r.InitRwnd, r.QuickACK, r.FastOpenNoCookie, r.Realm,
-	}
-	if slices.ContainsFunc(metrics, func(v int) bool { return v != 0 }) || r.Congctl != "" {
-		return "with metrics"
-	}
-	return ""
 }
 
 // readNeighs reads the permanent neighbours and the static forwarding entries

@@ -265,6 +265,74 @@ func (n *rawNeigh) note(format string, v any) {
 	n.odd = strings.TrimSpace(n.odd + " " + fmt.Sprintf(format, v))
 }
 
+// routeOf decodes a route and says which table it is in. ok is false for what
+// the kernel only remembers for itself.
+func routeOf(m []byte, names map[int]string) (r Route, table uint32, ok bool) {
+	if len(m) < unix.SizeofRtMsg || m[0] != unix.AF_INET {
+		return r, 0, false
+	}
+	flags := binary.NativeEndian.Uint32(m[8:])
+	table = uint32(m[4])
+	r = Route{Type: routeType(m[7]), Protocol: m[5], LinkScope: m[6] == unix.RT_SCOPE_LINK, Onlink: flags&unix.RTNH_F_ONLINK != 0}
+	dst, odd := netip.IPv4Unspecified(), ""
+	if m[3] != 0 {
+		odd = fmt.Sprintf("tos %d", m[3])
+	}
+	attrsIn(m[unix.SizeofRtMsg:], func(kind uint16, value []byte) {
+		switch kind {
+		case unix.RTA_DST:
+			dst, _ = netip.AddrFromSlice(value)
+		case unix.RTA_OIF:
+			r.Link = names[int(number(value))]
+		case unix.RTA_GATEWAY:
+			r.Via = addrOf(value)
+		case unix.RTA_PRIORITY:
+			r.Metric = uint32(number(value))
+		case unix.RTA_PREFSRC:
+			r.Src = addrOf(value)
+		case unix.RTA_TABLE:
+			table = uint32(number(value))
+		case unix.RTA_MULTIPATH:
+			odd = fmt.Sprintf("with %d next hops", nextHops(value))
+		case unix.RTA_VIA:
+			odd = "via another family"
+		case unix.RTA_ENCAP_TYPE:
+			odd = "encap"
+		case unix.RTA_METRICS:
+			odd = "with metrics"
+		case unix.RTA_FLOW:
+			odd = "with a realm"
+		}
+	})
+	r.Dst, r.Odd = netip.PrefixFrom(dst, int(m[1])), odd
+	return r, table, flags&unix.RTM_F_CLONED == 0 && r.Dst.IsValid()
+}
+
+func routeType(kind byte) RouteType {
+	switch kind {
+	case unix.RTN_UNICAST:
+		return RouteUnicast
+	case unix.RTN_UNREACHABLE:
+		return RouteUnreachable
+	case unix.RTN_LOCAL:
+		return RouteLocal
+	}
+	return RouteType(fmt.Sprintf("type-%d", kind))
+}
+
+// nextHops counts the next hops in an attribute.
+func nextHops(b []byte) (n int) {
+	for len(b) >= unix.SizeofRtNexthop {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < unix.SizeofRtNexthop {
+			break
+		}
+		n++
+		b = b[min((size+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1), len(b)):]
+	}
+	return n
+}
+
 // deserializeLink decodes one message of a list of links.
 func deserializeLink(m []byte) (netlink.Link, error) {
 	return netlink.LinkDeserialize(&unix.NlMsghdr{Type: unix.RTM_NEWLINK}, m)
