@@ -52,7 +52,10 @@ func TestWatchP2SurvivesAnOverrun(t *testing.T) {
 	quiet := false
 	for !quiet { // what was left in the buffer, and the overrun itself
 		select {
-		case <-notices:
+		case _, alive := <-notices:
+			if !alive {
+				t.Fatal("the overrun ended it")
+			}
 		case <-time.After(200 * time.Millisecond):
 			quiet = true
 		}
