@@ -374,6 +374,7 @@ var errSkipped = errors.New("left out after an earlier failure")
 func (r *runner) apply(ctx context.Context, p *planner) outcome {
 	out := outcome{writes: map[string]uint64{}}
 	broken := map[string]bool{}
+	debug := r.loop.log.Enabled(ctx, slog.LevelDebug)
 	for _, op := range p.ops {
 		if ctx.Err() != nil {
 			break
@@ -389,7 +390,9 @@ func (r *runner) apply(ctx context.Context, p *planner) outcome {
 			continue
 		}
 		out.writes[op.Kind()]++
-		r.loop.log.Debug("kernel changed", "op", op.String())
+		if debug { // to put thousands into words takes longer than to do them
+			r.loop.log.Debug("kernel changed", "op", op.String())
+		}
 	}
 	return out
 }

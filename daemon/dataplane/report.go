@@ -105,12 +105,20 @@ func (p *planner) pendingReasons(failed []failure) func(Peer) string {
 	if len(p.ops) == 0 { // then nothing failed either
 		return func(Peer) string { return p.blocked }
 	}
-	planned := map[string]string{}
+	planned := make(map[string]Op, len(p.ops))
 	for _, op := range p.ops {
-		planned[op.Scope] = "being programmed: " + op.String()
+		planned[op.Scope] = op
 	}
 	return func(peer Peer) string {
 		own := peerScope(peer.Subnet)
-		return cmp.Or(p.blocked, failures[scopeVxlan], failures[own], planned[own], planned[scopeVxlan])
+		if why := cmp.Or(p.blocked, failures[scopeVxlan], failures[own]); why != "" {
+			return why
+		}
+		for _, scope := range []string{own, scopeVxlan} {
+			if op, ok := planned[scope]; ok {
+				return "being programmed: " + op.String()
+			}
+		}
+		return ""
 	}
 }

@@ -131,6 +131,7 @@ func (p *plane) change(ctx context.Context, l *dataplane.Loop, want dataplane.De
 // rest watches the loop while nothing happens.
 func rest(ctx context.Context, l *dataplane.Loop, row string, t *table) error {
 	before, used, began := l.Report(), cpuTime(), time.Now()
+	programs := childFaults()
 	select {
 	case <-time.After(idleFor):
 	case <-ctx.Done():
@@ -138,8 +139,18 @@ func rest(ctx context.Context, l *dataplane.Loop, row string, t *table) error {
 	}
 	after, took := l.Report(), time.Since(began)
 	t.add(row, "at rest, writes", float64(after.TotalWrites()-before.TotalWrites()))
+	t.add(row, "at rest, page faults of programs run", float64(childFaults()-programs))
 	t.add(row, "at rest, % of a CPU", 100*float64(cpuTime()-used)/float64(took))
 	return nil
+}
+
+// childFaults counts what no program can run without.
+func childFaults() int64 {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_CHILDREN, &u) != nil {
+		return 0
+	}
+	return u.Minflt
 }
 
 // cpuTime is what this process and the programs it ran have used.
