@@ -189,7 +189,11 @@ func (v *vandal) undone(ctx context.Context, t *testing.T, deeds []string) {
 	ctx, cancel := context.WithTimeout(ctx, vandalRepair)
 	defer cancel()
 	if err := lab.Eventually(ctx, "undone", func() error {
-		if now = v.look(ctx, t); now != v.whole {
+		seen := v.look(ctx, t)
+		if ctx.Err() == nil { // else it was cut off
+			now = seen
+		}
+		if now != v.whole {
 			return errors.New("not as it was")
 		}
 		return nil
