@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// crowdPods times crowdEach connections are made at once. They share
-	// crowdEach source ports, from crowdPorts on, so each port is wanted by all.
-	crowdPods, crowdEach, crowdPorts = 10, 200, 20000
+	// burstPods times burstEach connections are made at once. They share
+	// burstEach source ports, from burstPorts on, so each port is wanted by all.
+	burstPods, burstEach, burstPorts = 10, 200, 20000
 	// connectTime bounds one connection. A packet that was lost is sent again;
 	// whether the kernel dropped it for its ports is told by its own count.
 	connectTime = 10 * time.Second
@@ -37,7 +37,7 @@ func TestL11(t *testing.T) {
 	c := cluster.New(ctx, t, cluster.Network, "n1")
 	n := c.Nodes[0]
 	var pods []*lab.Pod
-	for i := range crowdPods {
+	for i := range burstPods {
 		pods = append(pods, cluster.Pod(ctx, t, n, fmt.Sprintf("p%d", i)))
 	}
 	cluster.Serve(ctx, t, c.Outside, port)
@@ -46,7 +46,7 @@ func TestL11(t *testing.T) {
 	}
 	before := insertFailed(t, n)
 	for range 3 {
-		crowd(t, pods, netip.AddrPortFrom(c.OutsideAddr(), port))
+		burst(t, pods, netip.AddrPortFrom(c.OutsideAddr(), port))
 	}
 	if failed := insertFailed(t, n) - before; failed != 0 {
 		t.Errorf("%d insertions into the connection table failed", failed)
@@ -66,12 +66,12 @@ func TestL11(t *testing.T) {
 		return nil
 	})
 	before = insertFailed(t, n)
-	crowd(t, pods, netip.AddrPortFrom(c.OutsideAddr(), port))
+	burst(t, pods, netip.AddrPortFrom(c.OutsideAddr(), port))
 	t.Logf("%d failed insertions without it", insertFailed(t, n)-before)
 }
 
-// crowd connects from all pods at once, and wants every connection.
-func crowd(t *testing.T, pods []*lab.Pod, to netip.AddrPort) {
+// burst connects from all pods at once, and wants every connection.
+func burst(t *testing.T, pods []*lab.Pod, to netip.AddrPort) {
 	t.Helper()
 	var g sync.WaitGroup
 	errs := make([]error, len(pods))
@@ -85,7 +85,7 @@ func crowd(t *testing.T, pods []*lab.Pod, to netip.AddrPort) {
 			t.Errorf("%s: %v", pods[i].Name(), err)
 		}
 	}
-	t.Logf("%d connections took %s", crowdPods*crowdEach, time.Since(began))
+	t.Logf("%d connections took %s", burstPods*burstEach, time.Since(began))
 }
 
 // connectAll begins all connections before it waits for the first.
@@ -96,7 +96,7 @@ func connectAll(to netip.AddrPort) error {
 			_ = unix.Close(fd)
 		}
 	}()
-	for i := range crowdEach {
+	for i := range burstEach {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -106,8 +106,8 @@ func connectAll(to netip.AddrPort) error {
 		if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 			return err
 		}
-		if err := unix.Bind(fd, &unix.SockaddrInet4{Port: crowdPorts + i}); err != nil {
-			return fmt.Errorf("bind port %d: %w", crowdPorts+i, err)
+		if err := unix.Bind(fd, &unix.SockaddrInet4{Port: burstPorts + i}); err != nil {
+			return fmt.Errorf("bind port %d: %w", burstPorts+i, err)
 		}
 		if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); !errors.Is(err, unix.EINPROGRESS) {
 			return fmt.Errorf("connect: %w", err)
