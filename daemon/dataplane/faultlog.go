@@ -25,25 +25,19 @@ func newFaultLog(log *slog.Logger) *faultLog {
 
 // report logs a fault unless it was logged less than a minute ago.
 func (f *faultLog) report(key, what, why string) {
-	if repeated, due := f.due(key); due {
-		f.log.Warn(what, "error", why, "repeated", repeated)
-	}
-}
-
-// due says whether something is to be logged, and how often it was not.
-func (f *faultLog) due(key string) (repeated int, due bool) {
 	now := time.Now()
 	c, ok := f.seen[key]
 	if ok && now.Sub(c.written) < faultPause {
 		c.quiet++
-		return 0, false
+		return
 	}
+	repeated := 0
 	if ok {
 		repeated = c.quiet
 	}
 	f.forget(now)
 	f.seen[key] = &faultCount{written: now}
-	return repeated, true
+	f.log.Warn(what, "error", why, "repeated", repeated)
 }
 
 // forget drops faults that have not been seen for long.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -82,15 +83,30 @@ func New(kernel Kernel, log *slog.Logger, opts Options) *Loop {
 
 // Set replaces what is wanted; the newest value wins. It does not wait. The
 // caller must not change d's slices afterwards.
+//
+// Where only the ports of the bridge differ it asks for no pass: whoever adds a
+// pod plugs it in, and the kernel's notices of its link bring the next pass
+// anyhow. On a full node a pass for each pod would cost more than the pod.
 func (l *Loop) Set(d Desired) {
 	l.mu.Lock()
+	ports := l.generation > 0 && sameButPorts(l.desired, d)
 	l.desired = d
-	l.generation++
+	if !ports {
+		l.generation++
+	}
 	l.mu.Unlock()
+	if ports {
+		return
+	}
 	select {
 	case l.wanted <- struct{}{}:
 	default:
 	}
+}
+
+func sameButPorts(a, b Desired) bool {
+	a.Bridge.Ports, b.Bridge.Ports = nil, nil
+	return reflect.DeepEqual(a, b)
 }
 
 // Report returns the outcome of the latest pass.
@@ -420,24 +436,6 @@ func isBroken(broken map[string]bool, scope string) bool {
 	return false
 }
 
-// logWrites tells of a pass that changed something. One that only plugged pods
-// in is told of once a minute: with pods that come and go it often finds one
-// that is just being added, and is quicker.
-func (l *Loop) logWrites(out outcome) {
-	if len(out.writes) == 0 {
-		return
-	}
-	args := []any{"writes", out.writes, "failed", len(out.failures)}
-	if ports := (Op{Change: SetPort{}}).Kind(); len(out.writes) == 1 && out.writes[ports] > 0 {
-		repeated, due := l.faults.due("ports")
-		if !due {
-			return
-		}
-		args = append(args, "repeated", repeated)
-	}
-	l.log.Info("kernel brought in line", args...)
-}
-
 // finish logs the pass, publishes it and decides on the next one.
 func (r *runner) finish(generation uint64, out outcome) {
 	l := r.loop
@@ -452,7 +450,9 @@ func (r *runner) finish(generation uint64, out outcome) {
 		}
 		l.faults.report(key, "conflict in the kernel", c.Text)
 	}
-	l.logWrites(out)
+	if len(out.writes) > 0 {
+		l.log.Info("kernel brought in line", "writes", out.writes, "failed", len(out.failures))
+	}
 	now := time.Now()
 	r.fights.note(generation, out, now)
 	fought := r.fights.standing(now)

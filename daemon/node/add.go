@@ -88,7 +88,6 @@ func (n *Node) add(ctx context.Context, r *api.Request, deliver func(json.RawMes
 		undo()
 		return fmt.Errorf("attach %s: %w", c.key, n.explain(err))
 	}
-	n.touched()
 	n.cfg.at("after the interface was made")
 	// The same container may come in another sandbox: the interface has gone
 	// there, the record follows.
@@ -147,7 +146,7 @@ func (n *Node) admit(ctx context.Context, k ipam.Key, prepare func(context.Conte
 		unlock()
 		return v, nil, notHeld(v)
 	}
-	return v, func() { n.added.note(k); unlock() }, nil
+	return v, func() { n.added.note(k); unlock(); n.touched() }, nil
 }
 
 // inDate waits for a holding whose deadline has not passed. While the daemon

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -166,7 +167,9 @@ func (n *Node) steer() {
 		return
 	}
 	v, _ := n.cfg.Tenancy.Changed()
-	d, wanted := Desired(v, u, n.cfg.Ledger.List(), n.cfg)
+	pods := n.cfg.Ledger.List()
+	d, wanted := Desired(v, u, pods, n.cfg)
+	d.Bridge.Ports = n.atRest(d.Bridge.Ports, pods)
 	if wanted && !reflect.DeepEqual(d, n.steered) {
 		n.cfg.Plane.Set(d)
 		n.steered = d
@@ -175,6 +178,18 @@ func (n *Node) steer() {
 
 // underlayPoll is how soon a changed underlay is noticed.
 const underlayPoll = 5 * time.Second
+
+// atRest leaves out the ports of pods that a call is at work on: whoever makes
+// one plugs it in, and what it has made so far needs no repair.
+func (n *Node) atRest(ports []string, pods []ipam.Allocation) []string {
+	busy := map[string]bool{}
+	for _, a := range pods {
+		if n.keys.busy(a.Key) {
+			busy[a.Host] = true
+		}
+	}
+	return slices.DeleteFunc(ports, func(port string) bool { return busy[port] })
+}
 
 // touched tells Run that the ledger changed.
 func (n *Node) touched() {
