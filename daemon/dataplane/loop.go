@@ -14,7 +14,8 @@ import (
 // Options tune a Loop. Zero values mean the defaults.
 type Options struct {
 	// Settle is how long a pass waits after it was woken, so that a burst
-	// becomes one pass. Default 50 ms.
+	// becomes one pass; what is wanted anew after a rest waits a fifth of it.
+	// Default 50 ms.
 	Settle time.Duration
 	// MinGap is the least time between the starts of two passes that the
 	// kernel's notices asked for, on average. Default 200 ms.
@@ -284,7 +285,7 @@ func (r *runner) await(ctx context.Context, pause, gap time.Duration) {
 		case <-ctx.Done():
 		case <-timer.C:
 		case <-r.loop.wanted:
-			sleep(ctx, opts.Settle)
+			r.settle(ctx)
 		case _, ok := <-r.notices:
 			if !ok {
 				r.notices = nil
@@ -309,8 +310,18 @@ func (r *runner) rest(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	case <-timer.C:
 	case <-r.loop.wanted:
-		sleep(ctx, r.loop.opts.Settle)
+		r.settle(ctx)
 	}
+}
+
+// settle lets a burst of wishes come in. The first one after a rest, which is
+// most often the only one, hardly waits.
+func (r *runner) settle(ctx context.Context) {
+	d := r.loop.opts.Settle
+	if time.Since(r.started) >= r.loop.opts.MinGap {
+		d /= 5
+	}
+	sleep(ctx, d)
 }
 
 // drain takes what has come in while the burst settled: the pass that follows

@@ -145,6 +145,21 @@ func TestLoopLatestWins(t *testing.T) {
 	})
 }
 
+// TestLoopIsPromptAfterARest: a single change does not wait for a burst.
+func TestLoopIsPromptAfterARest(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.loop.Set(node34(peer(35)))
+		b.converge(time.Second)
+		sleepFake(time.Second)
+		start := time.Now()
+		b.loop.Set(node34(peer(35), peer(36)))
+		b.converge(time.Second)
+		if took := time.Since(start); took > 20*time.Millisecond {
+			t.Errorf("took %s", took)
+		}
+	})
+}
+
 // TestLoopIsPromptBehindItself: a change right behind another does not wait for
 // the notices of the loop's own writes to settle.
 func TestLoopIsPromptBehindItself(t *testing.T) {
