@@ -103,6 +103,22 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
+// QueueLength is how many DELs wait in the queue, those that a Drain works on
+// included. A missing directory is an empty queue.
+func QueueLength(dir string) (int, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, fmt.Errorf("read DEL queue: %w", err)
+	}
+	n := 0
+	for _, e := range entries {
+		if ext := filepath.Ext(e.Name()); ext == queuedSuffix || ext == takenSuffix {
+			n++
+		}
+	}
+	return n, nil
+}
+
 // Drain calls do for every queued DEL and removes those for which it returns
 // nil; the others stay for the next Drain. A file that cannot be decoded is
 // set aside as *.damaged. The error joins what do, the damaged files and the

@@ -104,6 +104,8 @@ type Engine struct {
 
 	asks chan ask // to be done by the loop, which is the only writer
 
+	counts counters
+
 	// The loop's own.
 	unusedTTL  time.Duration
 	unused     clientv3.LeaseID          // asked for, and no key hangs on it
@@ -193,6 +195,7 @@ func (e *Engine) connect(ctx context.Context) (*clientv3.Client, error) {
 	for pause := newPause(); ; {
 		c, err := e.cfg.Dial()
 		if err == nil {
+			c.KV = counted{c.KV, &e.counts}
 			e.update(func() { e.client = c })
 			return c, nil
 		}

@@ -92,6 +92,7 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 	}
 	e.recall()
 	v := cycle(ctx, asking{e.client}, t.Holding, e.cfg.Clock, e.cfg.Step)
+	e.counts.cycle(v)
 	if v.answered && e.meet(v.life) {
 		return jitter(firstRetry) // a list shows what to make of it
 	}
@@ -163,6 +164,7 @@ func (e *Engine) proven(gen uint64, t tenancy, v verdict) bool {
 		return false
 	}
 	e.cfg.at("after the fence was armed")
+	e.counts.armed.Add(1)
 	if t.lastProof == 0 || t.unproven != nil {
 		e.log.Info("subnet proven", "subnet", v.holding.subnets, "lease", leaseHex(v.holding.lease),
 			"epoch", v.holding.Epoch(), "ttl", v.holding.ttl)

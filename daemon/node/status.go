@@ -114,6 +114,10 @@ func (f *firstSeen) stamp(all []api.Problem) {
 // peerStates joins what etcd announces with what the kernel has.
 func peerStates(v lease.View, u Underlay, r dataplane.Report) []api.Peer {
 	var all []api.Peer
+	standing := make(map[dataplane.Peer]dataplane.PeerReport, len(r.Peers))
+	for _, pr := range r.Peers {
+		standing[pr.Peer] = pr
+	}
 	for _, p := range peers(v, u) {
 		one := api.Peer{Node: p.entry.Tenant().Node, Subnet: p.entry.String(),
 			PublicIP: p.entry.PublicIP.String(), Epoch: p.entry.Tenant().Epoch, State: api.PeerPending}
@@ -121,8 +125,8 @@ func peerStates(v lease.View, u Underlay, r dataplane.Report) []api.Peer {
 			one.State, one.Reason = api.PeerUnreachable, p.reason
 		} else if p.reason != "" {
 			one.State, one.Reason = api.PeerConflict, p.reason
-		} else if i := slices.IndexFunc(r.Peers, func(pr dataplane.PeerReport) bool { return pr.Peer == p.Peer }); i >= 0 {
-			one.State, one.Reason = string(r.Peers[i].State), r.Peers[i].Reason
+		} else if pr, ok := standing[p.Peer]; ok {
+			one.State, one.Reason = string(pr.State), pr.Reason
 		}
 		all = append(all, one)
 	}

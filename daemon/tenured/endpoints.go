@@ -26,13 +26,14 @@ type storeView interface {
 
 // endpoints asks each etcd endpoint now and then how it is, for status only.
 type endpoints struct {
-	urls []string
-	mu   sync.Mutex
-	last map[string]api.Endpoint
+	urls  []string
+	certs *certificates
+	mu    sync.Mutex
+	last  map[string]api.Endpoint
 }
 
 func newEndpoints(e conf.Etcd) *endpoints {
-	return &endpoints{urls: e.Endpoints, last: map[string]api.Endpoint{}}
+	return &endpoints{urls: e.Endpoints, certs: newCertificates(e), last: map[string]api.Endpoint{}}
 }
 
 // How often an endpoint is asked: rarely while all is well, since every node
@@ -148,9 +149,14 @@ func (e *endpoints) note(u string, one api.Endpoint) {
 // (etcd #15247); later lines have none.
 var fixedIn = []string{"3.4.38", "3.5.23", "3.6.5"}
 
-// Problems names members whose version may end a lease that is being kept
-// alive.
+// Problems is what is odd about the way to etcd.
 func (e *endpoints) Problems() []api.Problem {
+	return append(e.oldMembers(), e.certs.problems(time.Now())...)
+}
+
+// oldMembers names members whose version may end a lease that is being kept
+// alive.
+func (e *endpoints) oldMembers() []api.Problem {
 	var old []string
 	for _, one := range e.Endpoints() {
 		if leaseBugs(one.Version) {

@@ -209,7 +209,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 		return nil
 	}
 	return forever(ctx, d.log, "metrics listener", func(ctx context.Context) error {
-		return server.ServeMetrics(ctx, d.cfg.MetricsListen, d.node.Status, d.times)
+		return server.ServeMetrics(ctx, d.cfg.MetricsListen, server.Sources{Status: d.node.Status, Counts: d.counts, Times: d.times})
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/vishvananda/netns"
@@ -90,6 +91,7 @@ type daemon struct {
 	hook      stranding
 	times     *server.Times
 	flows     *flows.Forgetter
+	fence     atomic.Pointer[fence.Fence] // nil before there is one; its counts are read
 	// former are the subnets of before this start.
 	former []netip.Prefix
 }
@@ -151,6 +153,7 @@ func (d *daemon) tenancy(ctx context.Context) error {
 	}
 	loop := dataplane.New(kernel, d.log, dataplane.Options{})
 	d.plane.use(loop)
+	d.fence.Store(f)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return loop.Run(ctx) })
 	g.Go(func() error { return d.node.Run(ctx) })
