@@ -59,7 +59,7 @@ func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer
 func newLogger(cfg conf.Daemon, w io.Writer) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: cfg.LogLevel}
 	if cfg.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(w, opts))
+		return slog.New(newQuiet(slog.NewJSONHandler(w, opts)))
 	}
-	return slog.New(slog.NewTextHandler(w, opts))
+	return slog.New(newQuiet(slog.NewTextHandler(w, opts)))
 }
