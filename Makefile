@@ -17,7 +17,7 @@ TOOLS := $(CURDIR)/bin/tools
 GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then chown -R "$$SUDO_UID:$$SUDO_GID" bin; fi
 
 .DEFAULT_GOAL := build
-.PHONY: help build tools demo test test-long test-short lint bench lab-up lab-down install clean go root
+.PHONY: help build tools demo test test-long test-short lint vulncheck bench lab-up lab-down install clean go root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ test-short: go ## the tests that need neither root nor a C compiler
 lint: $(TOOLS)/golangci-lint ## golangci-lint (its first build takes minutes)
 	$(TOOLS)/golangci-lint run ./...
 
+vulncheck: $(TOOLS)/govulncheck ## known vulnerabilities that the code calls (asks vuln.go.dev)
+	$(TOOLS)/govulncheck ./...
+
 bench: root ## Tenure beside the reference plugins: times, throughput, CPU (root)
 	@./scripts/deps bench
 	@$(MAKE) --no-print-directory build tools
@@ -84,6 +87,12 @@ root: go
 $(TOOLS)/cnitool: scripts/tools/cni/go.mod scripts/tools/cni/go.sum | go
 	@mkdir -p $(TOOLS)
 	cd scripts/tools/cni && CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ tool
+	@touch $@
+
+$(TOOLS)/govulncheck: scripts/tools/vuln/go.mod scripts/tools/vuln/go.sum | go
+	@mkdir -p $(TOOLS)
+	cd scripts/tools/vuln && CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ tool
+	@$(GIVE)
 	@touch $@
 
 $(TOOLS)/golangci-lint: scripts/tools/lint/go.mod scripts/tools/lint/go.sum | go

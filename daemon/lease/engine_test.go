@@ -104,6 +104,7 @@ type host struct {
 	dir      string
 	boot     string
 	endpoint string
+	via      conf.Etcd // instead of endpoint alone, if it has any
 	fence    *register
 	log      *logBuffer
 	// local: the published address is this machine's; silent: nobody else
@@ -162,7 +163,7 @@ func (h *host) engine() *Engine {
 		h.t.Fatal(err)
 	}
 	return NewEngine(Config{
-		Dial:   func() (*clientv3.Client, error) { return Dial(conf.Etcd{Endpoints: []string{h.endpoint}}) },
+		Dial:   func() (*clientv3.Client, error) { return Dial(h.way()) },
 		Prefix: prefix, Node: h.name, Boot: h.boot, Memory: m, Clock: bootClock,
 		Ready:   func() error { return nil },
 		Local:   func(netip.Addr) bool { return h.local },
@@ -171,6 +172,14 @@ func (h *host) engine() *Engine {
 		Clocks:  h.clocks, Step: h.step, Flannel: func() bool { return h.flannel }, Running: func(string) bool { return false },
 		Birth: h.birth, Log: slogOf(h),
 	})
+}
+
+// way is how the host's daemon reaches etcd.
+func (h *host) way() conf.Etcd {
+	if len(h.via.Endpoints) > 0 {
+		return h.via
+	}
+	return conf.Etcd{Endpoints: []string{h.endpoint}}
 }
 
 func slogOf(h *host) *slog.Logger { return slog.New(slog.NewTextHandler(h.log, nil)) }
