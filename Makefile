@@ -17,7 +17,7 @@ TOOLS := $(CURDIR)/bin/tools
 GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then chown -R "$$SUDO_UID:$$SUDO_GID" bin; fi
 
 .DEFAULT_GOAL := build
-.PHONY: help build tools demo test test-long test-short lint vulncheck bench lab-up lab-down install clean go root
+.PHONY: help build tools demo test test-long test-short lint man vulncheck bench lab-up lab-down install clean go root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -53,6 +53,10 @@ test-short: go ## the tests that need neither root nor a C compiler
 lint: $(TOOLS)/golangci-lint ## golangci-lint (its first build takes minutes)
 	$(TOOLS)/golangci-lint run ./...
 
+man: build ## the manual pages, in dist/man/
+	@mkdir -p dist/man
+	bin/tenurectl man dist/man
+
 vulncheck: $(TOOLS)/govulncheck ## known vulnerabilities that the code calls (asks vuln.go.dev)
 	$(TOOLS)/govulncheck ./...
 
@@ -75,7 +79,7 @@ install: ## copy bin/ to where a node wants it (DESTDIR, PREFIX, CNI_BIN)
 	./scripts/install
 
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin dist
 
 go:
 	@if [ -z "$(GO)" ]; then echo "No Go found: not in PATH nor in the usual places. Say GO=/path/to/go." >&2; exit 1; fi

@@ -74,6 +74,9 @@ type daemonForm struct {
 	logLevel      string
 }
 
+// Flags are the flags of tenured, for what describes them; nothing reads them.
+func Flags() *pflag.FlagSet { return new(daemonForm).flagSet() }
+
 // flagSet defines every flag of tenured with its default, in the order in
 // which help lists them.
 func (f *daemonForm) flagSet() *pflag.FlagSet {

@@ -79,7 +79,7 @@ func newRoot() *cobra.Command {
 	}
 	var socket string
 	root.PersistentFlags().StringVar(&socket, "socket", api.DefaultSocket, "unix socket `path` of this node's tenured")
-	root.AddCommand(newDoctor(&socket), newInit(), newLeave(&socket), newRelease(), newStatus(&socket), newStranded(&socket), newVersion())
+	root.AddCommand(newDoctor(&socket), newInit(), newLeave(&socket), newMan(), newRelease(), newStatus(&socket), newStranded(&socket), newVersion())
 	return root
 }
 
