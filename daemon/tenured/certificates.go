@@ -69,10 +69,19 @@ func (c *certificates) problems(now time.Time) []api.Problem {
 		if severity, text := f.read().judge(now); text != "" {
 			all = append(all, api.Problem{Code: "certificate-expires", Severity: severity,
 				Text: fmt.Sprintf("the certificate in %s (--%s) %s", f.path, f.flag, text),
-				Fix:  "put a new one in the file's place; the next connection to etcd uses it, a restart is not needed"})
+				Fix:  f.fix()})
 		}
 	}
 	return all
+}
+
+// fix is how it is replaced: the own certificate is read for each connection,
+// authorities once.
+func (f *certificateFile) fix() string {
+	if f.anyDo {
+		return "add the new authority to the file, then systemctl restart tenured; pods notice nothing"
+	}
+	return "put a new one in the file's place, and its key; the next connection to etcd uses it, a restart is not needed"
 }
 
 func (f *certificateFile) read() life {

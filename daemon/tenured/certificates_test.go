@@ -84,6 +84,14 @@ func TestCertificateFiles(t *testing.T) {
 	if len(all) != 1 || all[0].Code != "certificate-expires" || all[0].Severity != api.SeverityError || !strings.Contains(all[0].Text, own) {
 		t.Errorf("problems %+v, want that %s ended", all, own)
 	}
+	if !strings.Contains(all[0].Fix, "a restart is not needed") {
+		t.Errorf("the fix of an own certificate is %q", all[0].Fix)
+	}
+	put(ca, old)
+	if all := c.problems(now); len(all) != 2 || !strings.Contains(all[0].Fix, "restart tenured") {
+		t.Errorf("problems %+v, want the authority's too, which needs a restart", all)
+	}
+	put(ca, old, good)
 	put(own, good[:len(good)/2])
 	if again := c.problems(now); len(again) != 1 {
 		t.Errorf("half a file: problems %+v, want the one before", again)
