@@ -65,6 +65,16 @@ func (c *Client) Leave(ctx context.Context, l Leave) (*Left, error) {
 	return &left, nil
 }
 
+// EtcdAccess asks how the node reaches etcd. The error is as of Status; a
+// daemon that is older than the question has answered 404.
+func (c *Client) EtcdAccess(ctx context.Context) (*EtcdAccess, error) {
+	var a EtcdAccess
+	if err := c.do(ctx, http.MethodGet, PathEtcd, nil, &a, nil); err != nil {
+		return nil, err
+	}
+	return &a, nil
+}
+
 // do makes one call. With take a receipt is promised, and sent once it succeeds.
 func (c *Client) do(ctx context.Context, method, path string, in, out any, take func() error) error {
 	var body io.Reader

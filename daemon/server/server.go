@@ -32,6 +32,8 @@ type Handlers struct {
 	CNI, IPAM map[string]Verb
 	// Leave gives the node's subnet up.
 	Leave func(context.Context, *api.Leave) *api.Left
+	// Etcd says how this node reaches etcd, without any secret.
+	Etcd func() *api.EtcdAccess
 }
 
 // maxBody bounds a request: a network config of a runtime with every
@@ -88,6 +90,9 @@ func mux(h Handlers, giving *sync.WaitGroup) http.Handler {
 	m := http.NewServeMux()
 	m.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, _ *http.Request) { write(w, h.Status()) })
 	m.HandleFunc("POST "+api.PathLeave, handler(h.Leave))
+	if h.Etcd != nil {
+		m.HandleFunc("GET "+api.PathEtcd, func(w http.ResponseWriter, _ *http.Request) { write(w, h.Etcd()) })
+	}
 	for path, f := range map[string]Giving{api.PathCNI: h.Add, api.PathIPAM: h.IPAMAdd} {
 		if f != nil {
 			m.HandleFunc("POST "+path+"add", give(f, giving))

@@ -248,3 +248,22 @@ func TestServeReportsABrokenListener(t *testing.T) {
 		t.Errorf("Serve on a closed listener: %v, %v", err, ctx.Err())
 	}
 }
+
+// TestEtcdAccess: what tenurectl needs to come to etcd itself; a daemon that
+// does not serve it answers 404.
+func TestEtcdAccess(t *testing.T) {
+	want := &api.EtcdAccess{Node: "n1", UID: "u", Endpoints: []string{"https://192.0.2.2:2379"}, Prefix: "/tenure/network",
+		CAFile: "/etc/tenure/ca.pem", Username: "tenure", PasswordFile: "/etc/tenure/password"}
+	c, _ := start(t, Handlers{Status: okStatus, Etcd: func() *api.EtcdAccess { return want }})
+	got, err := c.EtcdAccess(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("access (-want +got):\n%s", diff)
+	}
+	old, _ := start(t, Handlers{Status: okStatus})
+	if _, err := old.EtcdAccess(t.Context()); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("without it: %v", err)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -149,7 +150,7 @@ func (q *queue) afterDrain(f server.Giving) server.Giving {
 func (d *daemon) handlers() server.Handlers {
 	n := d.node
 	h := server.Handlers{
-		Status: n.Status, Leave: n.Leave,
+		Status: n.Status, Leave: n.Leave, Etcd: d.etcdAccess,
 		Add: d.times.Giving("ADD", d.queue.afterDrain(n.Add)), IPAMAdd: d.times.Giving("ADD", d.queue.afterDrain(n.IPAMAdd)),
 		CNI:  map[string]server.Verb{"del": n.Del, "check": n.Check, "gc": n.GC, "status": n.Ready},
 		IPAM: map[string]server.Verb{"del": n.IPAMDel, "check": n.IPAMCheck, "gc": n.IPAMGC, "status": n.Ready},
@@ -160,6 +161,25 @@ func (d *daemon) handlers() server.Handlers {
 		}
 	}
 	return h
+}
+
+// etcdAccess is what tenurectl, as root on this node, needs to ask etcd itself.
+func (d *daemon) etcdAccess() *api.EtcdAccess {
+	e := d.cfg.Etcd
+	return &api.EtcdAccess{Node: d.cfg.NodeName, UID: d.memory.Get().UID, Endpoints: e.Endpoints, Prefix: e.Prefix,
+		CAFile: absolute(e.CAFile), CertFile: absolute(e.CertFile), KeyFile: absolute(e.KeyFile),
+		Username: e.Username, PasswordFile: absolute(e.PasswordFile)}
+}
+
+// absolute is a file's path for somebody with another working directory.
+func absolute(file string) string {
+	if file == "" {
+		return ""
+	}
+	if abs, err := filepath.Abs(file); err == nil {
+		return abs
+	}
+	return file
 }
 
 // publish is what this node announces for a subnet.
