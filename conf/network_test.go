@@ -350,3 +350,29 @@ func FuzzParseNetwork(f *testing.F) {
 		}
 	})
 }
+
+// TestSpan: which subnets share addresses with a prefix of any length.
+func TestSpan(t *testing.T) {
+	four := mustNetwork(t, `{"Network":"10.5.0.0/16","SubnetMin":"10.5.4.0","SubnetMax":"10.5.99.0"}`)
+	six := mustNetwork(t, `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`)
+	for _, c := range []struct {
+		n           Network
+		p           string
+		first, past uint64
+		ok          bool
+	}{
+		{four, "10.5.4.0/24", 0, 1, true}, {four, "10.5.99.0/24", 95, 96, true},
+		{four, "10.5.5.128/25", 1, 2, true}, {four, "10.5.5.7/32", 1, 2, true},
+		{four, "10.5.8.0/22", 4, 8, true}, {four, "10.5.0.0/21", 0, 4, true}, {four, "10.5.96.0/20", 92, 96, true},
+		{four, "10.0.0.0/8", 0, 96, true}, {four, "10.5.3.0/24", 0, 0, false}, {four, "10.5.100.0/24", 0, 0, false},
+		{four, "10.6.0.0/16", 0, 0, false}, {four, "fd00:5::/64", 0, 0, false},
+		{six, "fd00:5:0:7::/64", 7, 8, true}, {six, "fd00:5:0:7:8::/96", 7, 8, true}, {six, "fd00::/16", 0, 65536, true}, {six, "10.5.0.0/24", 0, 0, false},
+	} {
+		if first, past, ok := c.n.Span(pfx(c.p)); first != c.first || past != c.past || ok != c.ok {
+			t.Errorf("Span(%s) = %d, %d, %t; want %d, %d, %t", c.p, first, past, ok, c.first, c.past, c.ok)
+		}
+	}
+	if _, _, ok := four.Span(netip.Prefix{}); ok {
+		t.Error("no prefix has a span")
+	}
+}

@@ -97,3 +97,28 @@ func subnetNumber(network netip.Prefix, length int, a netip.Addr) uint64 {
 	}
 	return high<<(64-shift) | low>>shift
 }
+
+// Span returns which of the subnets that nodes may hold share addresses with p,
+// from the first to before past; false if none does. p may be of any length.
+func (n Network) Span(p netip.Prefix) (first, past uint64, ok bool) {
+	network, length := n.Network, n.SubnetLen
+	if !n.EnableIPv4 {
+		network, length = n.IPv6Network, n.IPv6SubnetLen
+	}
+	if !network.IsValid() || !p.IsValid() || !network.Overlaps(p) {
+		return 0, 0, false
+	}
+	if p.Bits() < network.Bits() {
+		p = network
+	}
+	first, past = subnetNumber(network, length, p.Addr()), 1
+	if p.Bits() < length {
+		past = 1 << (length - p.Bits())
+	}
+	past += first
+	first, past = max(first, n.first()), min(past, n.first()+n.SubnetCount())
+	if first >= past {
+		return 0, 0, false
+	}
+	return first - n.first(), past - n.first(), true
+}

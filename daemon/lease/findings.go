@@ -84,6 +84,17 @@ func nodeName(e Entry) string {
 
 // overlaps names the records whose subnets share addresses.
 func overlaps(s *Snapshot) string {
+	var texts []string
+	for _, c := range clashes(s) {
+		a, b := s.Entries[c[0]], s.Entries[c[1]]
+		texts = append(texts, fmt.Sprintf("%s of %s overlaps %s of %s", a.Subnets, a.holder(), b.Subnets, b.holder()))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// clashes are the pairs of entries, by their places, whose subnets share
+// addresses.
+func clashes(s *Snapshot) [][2]int {
 	type claim struct {
 		subnet netip.Prefix
 		entry  int
@@ -97,7 +108,7 @@ func overlaps(s *Snapshot) string {
 	slices.SortFunc(all, func(a, b claim) int {
 		return cmp.Or(a.subnet.Addr().Compare(b.subnet.Addr()), cmp.Compare(a.subnet.Bits(), b.subnet.Bits()))
 	})
-	var texts []string
+	var pairs [][2]int
 	for i, last := 1, 0; i < len(all); i++ {
 		// In this order a subnet lies in the last one before it that lies in no
 		// other, or in none.
@@ -105,10 +116,9 @@ func overlaps(s *Snapshot) string {
 			last = i
 			continue
 		}
-		a, b := s.Entries[all[last].entry], s.Entries[all[i].entry]
-		texts = append(texts, fmt.Sprintf("%s of %s overlaps %s of %s", a.Subnets, a.holder(), b.Subnets, b.holder()))
+		pairs = append(pairs, [2]int{all[last].entry, all[i].entry})
 	}
-	return strings.Join(texts, "; ")
+	return pairs
 }
 
 // settles says why nobody may acquire, and since when; "" if settle does not

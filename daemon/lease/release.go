@@ -24,6 +24,7 @@ var (
 	ErrNoSuchHolder = errors.New("no node and no subnet of that name is on record")
 	ErrReleased     = errors.New("it is released already, and free when its lease ends")
 	ErrAmbiguous    = errors.New("more than one record is of that name")
+	ErrLapsed       = errors.New("its lease has ended: the subnet is free already, or will be in a moment")
 )
 
 // Release takes the subnet away from another node by force: what is a node's
@@ -103,7 +104,7 @@ func releasing(ctx context.Context, c *clientv3.Client, k Keys, entry Entry, s *
 		return fenced{}, fmt.Errorf("look at lease %x: %w", int64(entry.Lease), err)
 	}
 	if err != nil || resp.GrantedTTL <= 0 {
-		return fenced{}, fmt.Errorf("lease %x of %s is gone: its subnet is free already, or will be in a moment", int64(entry.Lease), entry.Subnets)
+		return fenced{}, fmt.Errorf("%s: %w", entry.Subnets, ErrLapsed)
 	}
 	ttl := time.Duration(resp.GrantedTTL) * time.Second
 	if _, err := grant(ctx, c, tomb, ttl, maxCall); err != nil {

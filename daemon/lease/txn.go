@@ -277,3 +277,41 @@ func reconfigure(k Keys, storeMod int64, config []byte, settle fenced) fenced {
 		then: []clientv3.Op{clientv3.OpPut(k.Config(), string(config))},
 	}.with(settle)
 }
+
+// configure writes another config into the store as it was seen: nobody has
+// changed config or store since, and no subnet's key was written, so that nobody
+// holds what the config was not judged against. Who acquires later compares the
+// config.
+func configure(k Keys, seen *Snapshot, config []byte) fenced {
+	return fenced{
+		cmps: []clientv3.Cmp{
+			asRead(k.Config(), seen.Config.ModRevision),
+			asRead(k.Store(), seen.Store.ModRevision),
+			clientv3.Compare(clientv3.ModRevision(k.subnets()), "<", seen.Revision+1).WithPrefix(),
+		},
+		then: []clientv3.Op{clientv3.OpPut(k.Config(), string(config))},
+	}
+}
+
+// keepFor reserves a subnet for a node while reservation, config and the subnet's
+// own key are as the list seen shows them.
+func keepFor(k Keys, s Subnets, seen *Snapshot, r Reservation) fenced {
+	held, _ := seen.Entry(s)
+	return fenced{
+		cmps: []clientv3.Cmp{
+			asRead(k.Reservation(s), seen.Reservations[s.ownerKey()].ModRevision),
+			asRead(k.Config(), seen.Config.ModRevision),
+			asRead(k.Subnet(s), held.ModRevision),
+		},
+		then: []clientv3.Op{clientv3.OpPut(k.Reservation(s), encode(r))},
+	}
+}
+
+// dropReservation deletes a reservation, by its name, as it was read.
+func dropReservation(k Keys, name string, mod int64) fenced {
+	key := k.reservations() + name
+	return fenced{
+		cmps: []clientv3.Cmp{asRead(key, mod)},
+		then: []clientv3.Op{clientv3.OpDelete(key)},
+	}
+}
