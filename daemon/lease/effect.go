@@ -130,7 +130,7 @@ func effects(old, n conf.Network, s *Snapshot) []string {
 	var all []string
 	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	if old.LeaseTTL != n.LeaseTTL {
-		say("LeaseTTL: each of %d holders moves to a lease of %s at its next renewal, within %s", len(s.Entries), n.LeaseTTL, Interval(old.LeaseTTL))
+		say("LeaseTTL: each of %d holders moves to a lease of %s at its next renewal, within about %s", len(s.Entries), n.LeaseTTL, Interval(old.LeaseTTL))
 		say("LeaseTTL: etcd may then be away for %s without any effect on pods, and was allowed %s", n.LeaseTTL-Margin(n.LeaseTTL), old.LeaseTTL-Margin(old.LeaseTTL))
 		say("LeaseTTL: the subnet of a node that vanishes is free after %s; a node that is cut off now keeps its old lease", n.LeaseTTL)
 	}

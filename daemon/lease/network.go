@@ -36,7 +36,7 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 			e.log.Error("network config refused, the last good one stays in force", "error", err)
 		}
 		e.problems.add("config-refused", api.SeverityError, "the network config in etcd is refused: "+err.Error(),
-			"repair the etcd key "+e.keys.Config()+"; the last good config stays in force meanwhile")
+			"repair it with tenurectl config edit (the etcd key "+e.keys.Config()+"); the last good config stays in force meanwhile")
 		return
 	}
 	delete(e.problems, "config-refused")

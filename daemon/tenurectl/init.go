@@ -13,15 +13,12 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/lease"
 )
 
-// initTimeout bounds the whole command.
-const initTimeout = 15 * time.Second
-
-func newInit() *cobra.Command {
+func newInit(socket *string) *cobra.Command {
 	var (
-		etcd    conf.Etcd
 		network string
 		config  string
 		loss    bool
@@ -39,30 +36,37 @@ Where one may run, after the store was wiped or restored, give --after-loss: for
 the time of --settle nobody acquires a subnet but the nodes that still hold one
 by an open overlay, so that none is given out twice.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			b, warnings, err := networkConfig(network, config)
+	}
+	r, f := newReach(cmd, socket), newForms(cmd, "table", "json", "yaml")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := f.check(); err != nil {
+			return err
+		}
+		b, warnings, err := networkConfig(network, config)
+		if err != nil {
+			return &exitError{exitUsage, err}
+		}
+		if settle, err = settleFor(b, loss, settle); err != nil {
+			return &exitError{exitUsage, err}
+		}
+		for _, w := range warnings {
+			cmd.PrintErrln("tenurectl: warning:", w)
+		}
+		return r.within(func(ctx context.Context, c *clientv3.Client) error {
+			born, err := initialise(ctx, c, r.etcd.Prefix, b, settle)
 			if err != nil {
-				return &exitError{exitUsage, err}
+				return err
 			}
-			if settle, err = settleFor(b, loss, settle); err != nil {
-				return &exitError{exitUsage, err}
-			}
-			for _, w := range warnings {
-				cmd.PrintErrln("tenurectl: warning:", w)
-			}
-			if err := etcd.Check().Err(); err != nil {
-				return &exitError{exitUsage, err}
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), initTimeout)
-			defer cancel()
-			return birth(ctx, etcd, b, settle, cmd.OutOrStdout())
-		},
+			applied := born.Created || born.Reconfigured || sameConfig(b, born.Config)
+			object := api.Born{Created: born.Created, Adopted: born.Adopted, Reconfigured: born.Reconfigured, Prefix: r.etcd.Prefix,
+				Store: born.Store, Config: string(born.Config), ConfigApplied: applied, SettleSeconds: born.Settle.Seconds()}
+			return f.show(cmd.OutOrStdout(), object, func(w io.Writer) error { return bornText(w, object, born) })
+		})
 	}
 	cmd.Flags().StringVar(&network, "network", "", "pod network of the cluster as `CIDR`, everything else by default")
 	cmd.Flags().StringVar(&config, "network-config", "", "whole network config, as `JSON` or @FILE")
 	cmd.Flags().BoolVar(&loss, "after-loss", false, "nodes of an earlier life may run still: make newcomers wait for --settle")
 	cmd.Flags().DurationVar(&settle, "settle", 0, "how long, with --after-loss; at least the longest LeaseTTL that those nodes had (default: the config's)")
-	etcd.AddFlags(cmd.Flags())
 	return cmd
 }
 
@@ -119,32 +123,23 @@ func networkConfig(network, config string) ([]byte, []string, error) {
 	return b, warnings, nil
 }
 
-func birth(ctx context.Context, etcd conf.Etcd, config []byte, settle time.Duration, out io.Writer) error {
-	client, err := lease.Dial(etcd)
-	if err != nil {
-		return &exitError{exitNotReached, err}
-	}
-	defer func() { _ = client.Close() }()
-	born, err := initialise(ctx, client, etcd.Prefix, config, settle)
-	if err != nil {
-		return failed(exitNotReached, "etcd at %s: %w", strings.Join(etcd.Endpoints, ", "), err)
-	}
+func bornText(w io.Writer, b api.Born, born lease.Born) error {
 	what := "the cluster was born before, nothing is changed"
 	switch {
-	case born.Created:
+	case b.Created:
 		what = "the cluster is born"
-	case born.Adopted:
+	case b.Adopted:
 		what = "there was a network config, the store's identity is added"
-	case born.Reconfigured:
+	case b.Reconfigured:
 		what = "the cluster's network config was missing, it is written again"
 	}
 	if born.Settling {
 		what += fmt.Sprintf("; newcomers wait until settle ends, in %s at most", born.Settle)
 	}
-	if !born.Created && !born.Reconfigured && !sameConfig(config, born.Config) {
-		what += "; the config asked for was NOT applied, to change it put the key " + etcd.Prefix + "/config"
+	if !b.ConfigApplied {
+		what += "; the config asked for was NOT applied, to change it: tenurectl config set"
 	}
-	_, err = fmt.Fprintf(out, "%s: prefix %s, store %s\nconfig: %s\n", what, etcd.Prefix, born.Store, born.Config)
+	_, err := fmt.Fprintf(w, "%s: prefix %s, store %s\nconfig: %s\n", what, b.Prefix, b.Store, b.Config)
 	return err
 }
 

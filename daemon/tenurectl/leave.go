@@ -2,13 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/lease"
 )
@@ -23,33 +23,36 @@ func newLeave(socket *string) *cobra.Command {
 		Long: `leave closes the overlay in this node's kernel, then deletes the node's key and
 lease in etcd: another node may have the subnet at once. The daemon then waits
 until it is started anew; stop it to take the node away.`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := context.WithTimeout(cmd.Context(), leaveTimeout)
-			defer cancel()
-			left, err := api.NewClient(*socket).Leave(ctx, api.Leave{WithPods: withPods})
-			if err != nil {
-				return failed(exitNotReached, "%w\nOnly a running tenured can close its overlay first: start it, or use tenurectl release once the machine is off", err)
-			}
-			if left.Error != "" {
-				return failed(exitStands, "%s", left.Error)
-			}
-			if left.Subnet == "" {
-				_, err = fmt.Fprintln(cmd.OutOrStdout(), "this node held no subnet, and takes none until tenured is started anew")
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is given up; this node takes none until tenured is started anew\n", left.Subnet)
+	}
+	f := newForms(cmd, "table", "json", "yaml")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := f.check(); err != nil {
 			return err
-		},
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), leaveTimeout)
+		defer cancel()
+		left, err := api.NewClient(*socket).Leave(ctx, api.Leave{WithPods: withPods})
+		if err != nil {
+			return failed(exitNotReached, "%w\nOnly a running tenured can close its overlay first: start it, or use tenurectl release once the machine is off", err)
+		}
+		if left.Error != "" {
+			return failed(exitStands, "%s", left.Error)
+		}
+		text := left.Subnet + " is given up; this node takes none until tenured is started anew"
+		if left.Subnet == "" {
+			text = "this node held no subnet, and takes none until tenured is started anew"
+		}
+		return f.show(cmd.OutOrStdout(), left, func(w io.Writer) error {
+			_, err := fmt.Fprintln(w, text)
+			return err
+		})
 	}
 	cmd.Flags().BoolVar(&withPods, "with-pods", false, "leave although pods still have addresses: they are stranded")
 	return cmd
 }
 
-func newRelease() *cobra.Command {
-	var (
-		etcd       conf.Etcd
-		force, off bool
-	)
+func newRelease(socket *string) *cobra.Command {
+	var force, off bool
 	cmd := &cobra.Command{
 		Use:   "release NODE|SUBNET --force [--machine-is-off]",
 		Short: "take the subnet of a dead node away, without its help",
@@ -60,47 +63,34 @@ is free.
 --machine-is-off, with --force or without, frees it at once. It is your word that the machine does not run
 and will not run again with its present state: if it does, two nodes may use one
 subnet until its lease would have ended.`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if !force && !off {
-				return failed(exitUsage, "give --force to free the subnet when the node's overlay has closed by itself, or --machine-is-off to free it now")
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: complete(socket, offerSubnets|offerNodes),
+	}
+	r, f := newReach(cmd, socket), newForms(cmd, "table", "json", "yaml")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := f.check(); err != nil {
+			return err
+		}
+		if !force && !off {
+			return failed(exitUsage, "give --force to free the subnet when the node's overlay has closed by itself, or --machine-is-off to free it now")
+		}
+		return r.within(func(ctx context.Context, c *clientv3.Client) error {
+			did, err := lease.Release(ctx, c, r.etcd.Prefix, args[0], off)
+			if err != nil {
+				return err
 			}
-			if err := etcd.Check().Err(); err != nil {
-				return &exitError{exitUsage, err}
+			object := api.Released{Subnet: did.Subnets.String(), Node: did.Node}
+			text := "free now"
+			if !did.Until.IsZero() {
+				object.Until, text = &did.Until, "nobody's until "+when(did.Until)+", then free"
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), initTimeout)
-			defer cancel()
-			return release(ctx, cmd, etcd, args[0], off)
-		},
+			return f.show(cmd.OutOrStdout(), object, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "%s, which node %q held, is %s\n", object.Subnet, object.Node, text)
+				return err
+			})
+		})
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "take it away; it is free after one more LeaseTTL")
 	cmd.Flags().BoolVar(&off, "machine-is-off", false, "the machine is off for certain: free it at once")
-	etcd.AddFlags(cmd.Flags())
 	return cmd
-}
-
-// releaseCode: what there is nothing to release of is a mistake of the caller's.
-func releaseCode(err error) int {
-	if errors.Is(err, lease.ErrNoSuchHolder) || errors.Is(err, lease.ErrAmbiguous) || errors.Is(err, lease.ErrReleased) {
-		return exitUsage
-	}
-	return exitNotReached
-}
-
-func release(ctx context.Context, cmd *cobra.Command, etcd conf.Etcd, what string, off bool) error {
-	client, err := lease.Dial(etcd)
-	if err != nil {
-		return &exitError{exitNotReached, err}
-	}
-	defer func() { _ = client.Close() }()
-	r, err := lease.Release(ctx, client, etcd.Prefix, what, off)
-	if err != nil {
-		return failed(releaseCode(err), "%w", err)
-	}
-	when := "free now"
-	if !r.Until.IsZero() {
-		when = "nobody's until " + r.Until.UTC().Format(time.RFC3339) + ", then free"
-	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s, which node %q held, is %s\n", r.Subnets, r.Node, when)
-	return err
 }

@@ -39,6 +39,7 @@ func Start(t testing.TB) *Server {
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	cfg.UnsafeNoFsync = true // a test's store need not survive the machine
+	cfg.BcryptCost = 4       // the least: its users keep no secrets
 	s := &Server{cfg: cfg}
 	t.Cleanup(s.stop)
 	s.start(t)
