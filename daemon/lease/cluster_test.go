@@ -257,17 +257,17 @@ func TestEffect(t *testing.T) {
 			if text := strings.Join(all, "\n"); !strings.Contains(text, c.says) || (c.says == "") != (text == "") {
 				t.Errorf("says\n%s\nwant %q in it", text, c.says)
 			}
-			if got := counted(e.Before); got != c.before {
+			if got := freeOfAll(e.Before); got != c.before {
 				t.Errorf("before %s, want %s", got, c.before)
 			}
-			if got := counted(e.After); got != c.after {
+			if got := freeOfAll(e.After); got != c.after {
 				t.Errorf("after %s, want %s", got, c.after)
 			}
 		})
 	}
 }
 
-func counted(c *api.SubnetCounts) string {
+func freeOfAll(c *api.SubnetCounts) string {
 	if c == nil {
 		return ""
 	}
