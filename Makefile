@@ -75,7 +75,7 @@ lab-up: root ## start a lab of three nodes and leave it running (root)
 lab-down: root go ## remove every lab that lab-up left running (root)
 	$(GO) run -buildvcs=false ./test/lab/labctl down
 
-install: ## copy bin/ to where a node wants it (DESTDIR, PREFIX, CNI_BIN)
+install: ## put bin/, the unit and a first configuration where a node wants them (DESTDIR, PREFIX, CNI_BIN)
 	./scripts/install
 
 clean: ## remove what was built

@@ -14,6 +14,18 @@ const sampleSocket = "/run/tenure/tenured.sock"
 //go:embed samples/10-tenure.conflist
 var sampleConflist []byte
 
+//go:embed samples/tenured.yaml
+var sampleDaemon []byte
+
+//go:embed tenured.service
+var unit []byte
+
+// SampleDaemon returns the shipped configuration file of the daemon.
+func SampleDaemon() []byte { return bytes.Clone(sampleDaemon) }
+
+// Unit returns the shipped systemd unit, for a daemon in /usr/local/sbin.
+func Unit() []byte { return bytes.Clone(unit) }
+
 // Conflist returns the conflist for a daemon that listens on socket: the
 // shipped sample, word for word but for the socket.
 func Conflist(socket string) []byte {

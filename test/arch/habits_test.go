@@ -151,6 +151,8 @@ func inits(c *code) []finding {
 func mayVary() map[string]string {
 	return map[string]string{
 		"conf.sampleConflist":    "the compiler embeds files in variables only; nobody writes it",
+		"conf.sampleDaemon":      "as the one above",
+		"conf.unit":              "as the one above",
 		"daemon/server.states":   "the values of a label, a constant in all but the language",
 		"daemon/node.bypassing":  "a constant in all but the language",
 		"daemon/tenured.fixedIn": "a constant in all but the language",
