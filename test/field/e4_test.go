@@ -83,7 +83,7 @@ func killedInstaller(t *testing.T) {
 	}
 
 	// Two at once, and each ends well.
-	for range 5 {
+	for range 10 {
 		var both sync.WaitGroup
 		for _, v := range variants {
 			both.Go(func() {
