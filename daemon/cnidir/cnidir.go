@@ -1,33 +1,74 @@
-package doctor
+package cnidir
 
 import (
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
-// observeCNI reads the directory as a runtime does: .conf, .conflist and .json,
-// sorted by name.
-func observeCNI(confDir, binDir string) CNI {
-	c := CNI{ConfDir: confDir, BinDir: binDir, Programs: map[string]bool{}}
-	entries, err := os.ReadDir(confDir) // sorted
-	if err != nil && !os.IsNotExist(err) {
-		c.ConfErr = err.Error()
+// File is one CNI configuration.
+type File struct {
+	// Name is that of the file, without the directory.
+	Name string
+	// Network is the name inside, Types the plugins in their order.
+	Network string
+	Types   []string
+	// IPAM is the address plugin of the first one.
+	IPAM string
+	// Socket is the socket that our plugin is told to call, "" for the default.
+	Socket string
+	// Err says why it cannot be read; a runtime may stop at such a file.
+	Err string
+}
+
+// Ours: the configuration brings pods to Tenure.
+func (f File) Ours() bool {
+	return f.IPAM == "tenure-ipam" || len(f.Types) > 0 && f.Types[0] == "tenure"
+}
+
+// Read returns the configurations in the order in which a runtime takes them:
+// .conf, .conflist and .json, sorted by name. A directory that does not exist
+// has none.
+func Read(dir string) ([]File, error) {
+	entries, err := os.ReadDir(dir) // sorted
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
+	var files []File
 	for _, e := range entries {
 		if !e.IsDir() && slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name())) {
-			c.Files = append(c.Files, readConf(filepath.Join(confDir, e.Name())))
+			files = append(files, readFile(filepath.Join(dir, e.Name())))
 		}
 	}
-	programs, _ := os.ReadDir(binDir)
-	for _, e := range programs {
-		info, err := os.Stat(filepath.Join(binDir, e.Name())) // what a link leads to
-		if err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
-			c.Programs[e.Name()] = true
-		}
+	return files, nil
+}
+
+// Winner is the configuration that a runtime uses instead of the named one:
+// the first of all. ok is false where that is the named one itself, or where
+// the named one is not there.
+func Winner(files []File, name string) (winner File, ok bool) {
+	if len(files) == 0 || files[0].Name == name || !slices.ContainsFunc(files, func(f File) bool { return f.Name == name }) {
+		return File{}, false
 	}
-	return c
+	return files[0], true
+}
+
+// Former are files that this Tenure has left behind beside the named one: they
+// lead to the same socket and differ from it in nothing but the number that
+// orders them and the extension. Anything else is somebody's.
+func Former(files []File, name, socket string) []File {
+	return slices.DeleteFunc(slices.Clone(files), func(f File) bool {
+		return f.Name == name || f.Err != "" || !f.Ours() || f.Socket != socket || stem(f.Name) != stem(name)
+	})
+}
+
+// stem is a name without the number before and the extension behind it.
+func stem(name string) string {
+	return strings.TrimLeft(strings.TrimSuffix(name, filepath.Ext(name)), "0123456789-_")
 }
 
 // plugin is what matters of one plugin's configuration.
@@ -44,8 +85,8 @@ type socketForm struct {
 	Socket string `json:"socket"`
 }
 
-func readConf(path string) ConfFile {
-	f := ConfFile{Name: filepath.Base(path)}
+func readFile(path string) File {
+	f := File{Name: filepath.Base(path)}
 	b, err := os.ReadFile(path)
 	if err != nil {
 		f.Err = err.Error()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tenure-cni/tenure/daemon/api"
+	"github.com/tenure-cni/tenure/daemon/cnidir"
 )
 
 // Facts are what Observe found. A zero value means "not known" or "not there",
@@ -123,27 +124,9 @@ type CNI struct {
 	// ConfErr says why the directory cannot be read.
 	ConfErr string
 	// Files are the configurations in the order in which a runtime takes them.
-	Files []ConfFile
+	Files []cnidir.File
 	// Programs are those in BinDir that can be run.
 	Programs map[string]bool
-}
-
-// ConfFile is one CNI configuration.
-type ConfFile struct {
-	Name string
-	// Network is the name inside, Types the plugins in their order.
-	Network string
-	Types   []string
-	// IPAM is the address plugin of the first one.
-	IPAM string
-	// Socket is the socket that our plugin is told to call, "" for the default.
-	Socket string
-	Err    string
-}
-
-// ours: the configuration brings pods to Tenure.
-func (c ConfFile) ours() bool {
-	return c.IPAM == "tenure-ipam" || len(c.Types) > 0 && c.Types[0] == "tenure"
 }
 
 // Recorded is one pod interface in the ledger.

@@ -8,11 +8,12 @@ import (
 	"strings"
 
 	"github.com/tenure-cni/tenure/daemon/attach"
+	"github.com/tenure-cni/tenure/daemon/cnidir"
 )
 
 func (j *judge) cni() {
 	c := j.CNI
-	first := slices.IndexFunc(c.Files, ConfFile.ours)
+	first := slices.IndexFunc(c.Files, cnidir.File.Ours)
 	const shipped = "the shipped configuration"
 	needed := map[string]string{"tenure": shipped, "portmap": shipped}
 	switch {
@@ -45,7 +46,7 @@ func (j *judge) absence() Severity {
 	return Warning
 }
 
-func orNone(files []ConfFile) string {
+func orNone(files []cnidir.File) string {
 	var names []string
 	for _, f := range files {
 		names = append(names, f.Name)
@@ -57,7 +58,7 @@ func orNone(files []ConfFile) string {
 }
 
 // aside is the command after which no runtime reads the file.
-func (c CNI) aside(f ConfFile) string {
+func (c CNI) aside(f cnidir.File) string {
 	path := filepath.Join(c.ConfDir, f.Name)
 	return "mv " + path + " " + path + ".off"
 }
@@ -73,7 +74,7 @@ func (j *judge) order(first int) {
 		j.ok("cni-conf-order", "%s is the first in %s", ours.Name, c.ConfDir)
 	}
 	for _, f := range c.Files[first+1:] {
-		if f.ours() && f.Network == ours.Network {
+		if f.Ours() && f.Network == ours.Network {
 			j.found(Warning, "cni-conf-twice", "two configurations are of Tenure; the later one is not used, perhaps left by an upgrade", ours.Name+" and "+f.Name, "rm "+filepath.Join(c.ConfDir, f.Name))
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/attach"
+	"github.com/tenure-cni/tenure/daemon/cnidir"
 )
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
@@ -59,12 +60,12 @@ func running() Facts {
 	f.Ways = map[netip.Addr]string{netip.MustParseAddr("192.0.2.12"): "eth0", netip.MustParseAddr("192.0.2.13"): "eth0"}
 	f.Ledger = []Recorded{{Container: "c1", Host: podLink, Addresses: []netip.Prefix{prefix("10.5.34.9/24")}}, {Container: "c2", Addresses: []netip.Prefix{prefix("10.5.34.10/24")}}}
 	f.Announced, f.Network = prefix("10.5.34.1/24"), prefix("10.5.0.0/16")
-	f.CNI.Files = []ConfFile{ours("10-tenure.conflist"), {Name: "87-podman.conflist", Network: "podman", Types: []string{"bridge"}}}
+	f.CNI.Files = []cnidir.File{ours("10-tenure.conflist"), {Name: "87-podman.conflist", Network: "podman", Types: []string{"bridge"}}}
 	return f
 }
 
-func ours(name string) ConfFile {
-	return ConfFile{Name: name, Network: "tenure", Types: []string{"tenure", "portmap"}, Socket: "/run/tenure/tenured.sock"}
+func ours(name string) cnidir.File {
+	return cnidir.File{Name: name, Network: "tenure", Types: []string{"tenure", "portmap"}, Socket: "/run/tenure/tenured.sock"}
 }
 
 // worse are the findings that are not well, with the severity before the code.
@@ -151,7 +152,7 @@ func TestEachFinding(t *testing.T) {
 		{"no portmap", func(f *Facts) { delete(f.CNI.Programs, "portmap") }, "error cni-plugins", "portmap (for 10-tenure.conflist)", "cp /usr/lib/cni/portmap /opt/cni/bin/"},
 		{"no tenure", func(f *Facts) { delete(f.CNI.Programs, "tenure") }, "error cni-plugins", "tenure", "make install"},
 		{"no conflist", func(f *Facts) { f.CNI.Files = f.CNI.Files[1:] }, "warning cni-conf", "87-podman.conflist", "--cni-conf-file"},
-		{"spoilt conflist", func(f *Facts) { f.CNI.Files[1] = ConfFile{Name: "x.conf", Err: "unexpected end"} }, "warning cni-conf", "x.conf: unexpected end", ".off"},
+		{"spoilt conflist", func(f *Facts) { f.CNI.Files[1] = cnidir.File{Name: "x.conf", Err: "unexpected end"} }, "warning cni-conf", "x.conf: unexpected end", ".off"},
 		{"no directory", func(f *Facts) { f.CNI.Files, f.CNI.ConfErr = nil, "denied" }, "warning cni-conf", "denied", "--cni-conf-dir"},
 		{"another is first", func(f *Facts) { f.CNI.Files[0], f.CNI.Files[1] = f.CNI.Files[1], f.CNI.Files[0] }, "error cni-conf-order", "87-podman.conflist, 10-tenure", "mv /etc/cni/net.d/87-podman.conflist"},
 		{"two of ours", func(f *Facts) { f.CNI.Files[1] = ours("20-tenure.conf") }, "warning cni-conf-twice", "20-tenure.conf", "rm /etc/cni/net.d/20-tenure.conf"},

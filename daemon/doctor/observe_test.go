@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tenure-cni/tenure/test/netnstest"
+
+	"github.com/tenure-cni/tenure/daemon/cnidir"
 )
 
 // TestObserveRealHost looks at a real namespace: everything that is tried
@@ -110,14 +112,14 @@ func TestObserveCNI(t *testing.T) {
 	if len(got.Files) != 3 || got.Files[2].Err == "" {
 		t.Fatalf("files %+v", got.Files)
 	}
-	want := []ConfFile{
+	want := []cnidir.File{
 		{Name: "10-a.conf", Network: "a", Types: []string{"bridge"}, IPAM: "tenure-ipam", Socket: "/t"},
 		{Name: "20-b.conflist", Network: "tenure", Types: []string{"tenure", "portmap"}, Socket: "/s"},
 	}
 	if diff := cmp.Diff(want, got.Files[:2]); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	if !got.Files[0].ours() || !got.Files[1].ours() || got.Files[2].ours() {
+	if !got.Files[0].Ours() || !got.Files[1].Ours() || got.Files[2].Ours() {
 		t.Errorf("which are ours: %+v", got.Files)
 	}
 	if diff := cmp.Diff(map[string]bool{"tenure": true}, got.Programs); diff != "" {
