@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/dirlock"
 )
 
 // started runs start with everything it could write below dir.
@@ -75,7 +76,7 @@ func says(t *testing.T, what, got string, want []string) {
 // TestSecondInstance ends before it touches anything.
 func TestSecondInstance(t *testing.T) {
 	dir := t.TempDir()
-	unlock, err := lockDirs(filepath.Join(dir, "run"), filepath.Join(dir, "state"))
+	unlock, err := dirlock.Hold(filepath.Join(dir, "run"), filepath.Join(dir, "state"))
 	if err != nil {
 		t.Fatal(err)
 	}

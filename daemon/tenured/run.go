@@ -3,24 +3,20 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"slices"
 	"sync/atomic"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/vishvananda/netns"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/attach"
 	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/dirlock"
 	"github.com/tenure-cni/tenure/daemon/fence"
 	"github.com/tenure-cni/tenure/daemon/flows"
 	"github.com/tenure-cni/tenure/daemon/lease"
@@ -32,7 +28,7 @@ import (
 // run wires the daemon and runs it until ctx ends. An error is one that no
 // retry can cure.
 func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
-	unlock, err := lockDirs(cfg.RunDir, cfg.StateDir)
+	unlock, err := dirlock.Hold(cfg.RunDir, cfg.StateDir)
 	if err != nil {
 		return err
 	}
@@ -164,40 +160,4 @@ func (d *daemon) tenancy(ctx context.Context) error {
 		return nil
 	})
 	return g.Wait()
-}
-
-// lockDirs makes the directories and makes sure that no other daemon uses
-// them; the locks end with the process.
-func lockDirs(dirs ...string) (unlock func(), err error) {
-	var files []*os.File
-	unlock = func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	}
-	slices.Sort(dirs)
-	for _, dir := range slices.Compact(dirs) {
-		f, err := lockDir(dir)
-		if err != nil {
-			unlock()
-			return nil, err
-		}
-		files = append(files, f)
-	}
-	return unlock, nil
-}
-
-func lockDir(dir string) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("make directory: %w", err)
-	}
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open lock: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("another tenured uses %s (%w); a second instance needs --name, --run-dir and --state-dir of its own", dir, err)
-	}
-	return f, nil
 }
