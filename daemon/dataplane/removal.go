@@ -1,0 +1,72 @@
+package dataplane
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Removal returns what takes everything of an instance out of the kernel, in
+// order: rules, overlay, bridge, routes. What hangs on a device goes with it.
+// The ends of pods' interfaces stay, as does forwarding, which others may rely
+// on. Of the unreachable routes only that of network is known to be this
+// instance's; without a network they are left. It is pure.
+func Removal(instance string, network netip.Prefix, have State) (ops []Op, left []Conflict) {
+	add := func(scope string, c Change) { ops = append(ops, Op{Scope: scope, Change: c}) }
+	if have.Rules != nil {
+		if edits := noRules(instance, *have.Rules); len(edits) > 0 {
+			add(scopeRules, SetRules{edits})
+		}
+	}
+	bridge := bridgeName(instance)
+	for _, name := range keysThat(have.Links, strings.Compare, func(name string) bool {
+		return name == bridge || ourVxlan(instance, name)
+	}) {
+		kind, what := KindVxlan, ConflictOverlay
+		if name == bridge {
+			kind, what = KindBridge, ConflictBridge
+		}
+		if is := have.Links[name].Kind; is != kind {
+			left = append(left, Conflict{What: what, Text: fmt.Sprintf("%s is a %s and not a %s, and is left alone", name, is, kind)})
+			continue
+		}
+		add(scopeVxlan+"/"+name, DelLink{name})
+	}
+	slices.SortStableFunc(ops, func(a, b Op) int { return rankOfRemoval(a, bridge) - rankOfRemoval(b, bridge) })
+	for _, r := range keysThat(have.Routes, compareRoutes, func(r Route) bool {
+		return r.Protocol == RouteProtocol && r.Type == RouteUnreachable
+	}) {
+		switch {
+		case !network.IsValid():
+			left = append(left, Conflict{What: "route", Text: fmt.Sprintf("%s is left: whose it is, is not known without the pod network", r)})
+		case network.Overlaps(r.Dst):
+			add(scopeNetwork, DelRoute{r})
+		}
+	}
+	return ops, left
+}
+
+// rankOfRemoval puts the overlay before the bridge.
+func rankOfRemoval(o Op, bridge string) int {
+	link, ok := o.Change.(DelLink)
+	switch {
+	case !ok:
+		return 0
+	case link.Link != bridge:
+		return 1
+	}
+	return 2
+}
+
+// noRules are the edits after which no rule and no chain of the instance is
+// left.
+func noRules(instance string, have Rules) []TableEdit {
+	var edits []TableEdit
+	for _, c := range ourChains(instance) {
+		if edit := planChain(c, nil, false, have); edit.changes() {
+			edits = append(edits, edit)
+		}
+	}
+	return edits
+}
