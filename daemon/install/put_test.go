@@ -22,7 +22,7 @@ func TestTwoAtOnce(t *testing.T) {
 	}()
 	select {
 	case err := <-done:
-		t.Errorf("a second installer did not wait: %v", err)
+		t.Fatalf("a second installer did not wait: %v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
 	unlock()

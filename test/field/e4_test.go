@@ -131,7 +131,9 @@ func killedDaemon(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		var list struct{ Plugins []struct{ Tenure struct{ Socket string } } }
+		var list struct {
+			Plugins []struct{ Tenure struct{ Socket string } }
+		}
 		if err := json.Unmarshal(b, &list); err != nil || len(list.Plugins) != 2 || !slices.Contains(sockets, list.Plugins[0].Tenure.Socket) {
 			return fmt.Errorf("the configuration is %q: %w", b, err)
 		}
