@@ -153,6 +153,7 @@ func mayVary() map[string]string {
 		"conf.sampleConflist":    "the compiler embeds files in variables only; nobody writes it",
 		"conf.sampleDaemon":      "as the one above",
 		"conf.unit":              "as the one above",
+		"daemon/uninstall.stub":  "as the one above",
 		"daemon/server.states":   "the values of a label, a constant in all but the language",
 		"daemon/node.bypassing":  "a constant in all but the language",
 		"daemon/tenured.fixedIn": "a constant in all but the language",
