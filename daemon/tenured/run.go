@@ -62,6 +62,7 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 	g.Go(func() error { return d.hook.Run(ctx) })
 	g.Go(func() error { return d.flows.Run(ctx) })
 	g.Go(func() error { return d.tenancy(ctx) })
+	g.Go(func() error { return watchdog(ctx, cfg.Socket, log) })
 	if cfg.EtcdEmbedded {
 		g.Go(func() error { return runEtcd(ctx, cfg, log) })
 	}
