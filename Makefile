@@ -17,7 +17,7 @@ TOOLS := $(CURDIR)/bin/tools
 GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then chown -R "$$SUDO_UID:$$SUDO_GID" bin; fi
 
 .DEFAULT_GOAL := build
-.PHONY: help build tools demo test test-long test-short lint man vulncheck bench lab-up lab-down install clean go root
+.PHONY: help build tools demo test test-long test-short lint man vulncheck bench lab-up lab-down install packages clean go root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -28,7 +28,7 @@ build: go ## the four static programs, in bin/
 	CGO_ENABLED=0 $(BUILD) -ldflags '$(STAMP)' -o bin/ ./daemon/tenured ./daemon/tenurectl
 	@$(GIVE)
 
-tools: go $(TOOLS)/cnitool ## helpers of the lab: cnitool, reference plugins, an etcd; in bin/tools/
+tools: go $(TOOLS)/cnitool $(TOOLS)/nfpm ## helpers of the tests: cnitool, reference plugins, an etcd, nfpm; in bin/tools/
 	CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ ./test/lab/etcdd
 	@$(GIVE)
 
@@ -78,6 +78,9 @@ lab-down: root go ## remove every lab that lab-up left running (root)
 install: ## put bin/, the unit and a first configuration where a node wants them (DESTDIR, PREFIX, CNI_BIN)
 	./scripts/install
 
+packages: build $(TOOLS)/nfpm ## deb and rpm, in dist/
+	./scripts/packages dist $(VERSION)
+
 clean: ## remove what was built
 	rm -rf bin dist
 
@@ -96,6 +99,12 @@ $(TOOLS)/cnitool: scripts/tools/cni/go.mod scripts/tools/cni/go.sum | go
 $(TOOLS)/govulncheck: scripts/tools/vuln/go.mod scripts/tools/vuln/go.sum | go
 	@mkdir -p $(TOOLS)
 	cd scripts/tools/vuln && CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ tool
+	@$(GIVE)
+	@touch $@
+
+$(TOOLS)/nfpm: scripts/tools/pack/go.mod scripts/tools/pack/go.sum | go
+	@mkdir -p $(TOOLS)
+	cd scripts/tools/pack && CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ tool
 	@$(GIVE)
 	@touch $@
 

@@ -57,6 +57,7 @@ middle can be run again.`,
 	fs.StringVar(&o.StateDir, "state-dir", "/var/lib/tenure", "the daemon's --state-dir")
 	fs.StringVar(&o.ConfDir, "cni-conf-dir", "/etc/cni/net.d", "`directory` of the runtime's CNI configurations")
 	fs.BoolVar(&o.WithPods, "with-pods", false, "go on although pods still have addresses")
+	fs.BoolVar(&o.KeepPrograms, "keep-programs", false, "leave programs, unit and configuration: a package manager removes them")
 	fs.BoolVar(&o.Purge, "purge", false, "remove tenured's configuration file and the data of an embedded etcd too")
 	return cmd
 }

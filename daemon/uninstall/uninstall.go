@@ -28,6 +28,8 @@ type Options struct {
 	Layout  install.Layout
 	// WithPods goes on although pods have addresses.
 	WithPods bool
+	// KeepPrograms leaves programs, unit and configuration to a package manager.
+	KeepPrograms bool
 	// Purge removes the daemon's configuration too, and the data of an
 	// embedded etcd.
 	Purge bool
@@ -89,6 +91,9 @@ func Run(ctx context.Context, o Options, say func(format string, args ...any)) e
 	}
 	if err := r.directories(); err != nil {
 		return err
+	}
+	if r.KeepPrograms {
+		return nil
 	}
 	return r.programs()
 }

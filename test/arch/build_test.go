@@ -206,7 +206,7 @@ func readGoMod(t *testing.T, file string) goMod {
 }
 
 func TestGoModBuildsElsewhere(t *testing.T) {
-	for _, file := range []string{"go.mod", "scripts/tools/cni/go.mod", "scripts/tools/lint/go.mod", "scripts/tools/vuln/go.mod"} {
+	for _, file := range []string{"go.mod", "scripts/tools/cni/go.mod", "scripts/tools/lint/go.mod", "scripts/tools/pack/go.mod", "scripts/tools/vuln/go.mod"} {
 		for _, fault := range readGoMod(t, file).faults() {
 			t.Errorf("%s: %s\n\ta fresh clone must build with the Go the README asks for, and nothing beside it", file, fault)
 		}
