@@ -96,7 +96,10 @@ type Config struct {
 	// then nobody is told.
 	Flows      Flows
 	Neighbours Neighbours
-	Log        *slog.Logger
+	// Surroundings are problems of what others read and Tenure writes; nil for
+	// none.
+	Surroundings func() []api.Problem
+	Log          *slog.Logger
 	// Step is called between any two steps of a verb with the name of the
 	// place; nil outside tests.
 	Step func(where string)

@@ -50,6 +50,9 @@ func (n *Node) Status() *api.Status {
 	if failed := n.cfg.Hook.GivenUp(); len(failed) > 0 {
 		s.Problems = append(s.Problems, hookProblem(failed))
 	}
+	if n.cfg.Surroundings != nil {
+		s.Problems = append(s.Problems, n.cfg.Surroundings()...)
+	}
 	n.since.stamp(s.Problems)
 	return s
 }

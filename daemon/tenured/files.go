@@ -44,7 +44,10 @@ func (d *daemon) writeFiles(v lease.View, u node.Underlay) error {
 	if d.cfg.CNIConfFile == "" {
 		return nil
 	}
-	return replace(d.cfg.CNIConfFile, conf.Conflist(d.cfg.Socket))
+	if err := replace(d.cfg.CNIConfFile, conf.Conflist(d.cfg.Socket)); err != nil {
+		return err
+	}
+	return d.removeFormer()
 }
 
 // subnetEnv is the file that flannel's users know, in its form.

@@ -134,7 +134,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
 		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
 		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
-		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: timedInterfaces{d.attacher, d.times}, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Neighbours: d.attacher, Flows: d.flows, Log: log, Step: step,
+		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: timedInterfaces{d.attacher, d.times}, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Neighbours: d.attacher, Flows: d.flows, Surroundings: d.notActive, Log: log, Step: step,
 	})
 	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
 	return d, nil
