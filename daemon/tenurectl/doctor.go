@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tenure-cni/tenure/daemon/doctor"
 )
@@ -58,13 +59,18 @@ when there is.`,
 	}
 	fs := cmd.Flags()
 	fs.StringVarP(&output, "output", "o", "table", "`form`: table or json")
+	doctorFlags(fs, &o)
+	return cmd
+}
+
+// doctorFlags say where to look.
+func doctorFlags(fs *pflag.FlagSet, o *doctor.Options) {
 	fs.StringVar(&o.Instance, "name", "tenure", "the daemon's --name")
 	fs.StringVar(&o.Underlay, "iface", "", "underlay `interface` (default the daemon's, else the default route's)")
 	fs.StringVar(&o.RunDir, "run-dir", "/run/tenure", "the daemon's --run-dir")
 	fs.StringVar(&o.StateDir, "state-dir", "/var/lib/tenure", "the daemon's --state-dir")
 	fs.StringVar(&o.ConfDir, "cni-conf-dir", "/etc/cni/net.d", "`directory` of the runtime's CNI configurations")
 	fs.StringVar(&o.BinDir, "cni-bin-dir", "/opt/cni/bin", "`directory` of the CNI plugins")
-	return cmd
 }
 
 // doctorTable prints what is wrong with its evidence and repair, then what is
