@@ -25,7 +25,7 @@ type File struct {
 	Err string
 }
 
-// Ours: the configuration brings pods to Tenure.
+// Ours reports whether the configuration brings pods to Tenure.
 func (f File) Ours() bool {
 	return f.IPAM == "tenure-ipam" || len(f.Types) > 0 && f.Types[0] == "tenure"
 }

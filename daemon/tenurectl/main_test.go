@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
 
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/server"
@@ -117,6 +118,25 @@ func TestStatusJSON(t *testing.T) {
 	}
 }
 
+// TestStatusYAML is the same object, and wide the table with more behind it.
+func TestStatusYAML(t *testing.T) {
+	want := sick()
+	_, stdout, _ := ran(t.Context(), "status", "-o", "yaml", "--socket", serve(t, want))
+	var got api.Status
+	if err := yaml.UnmarshalStrict([]byte(stdout), &got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(*want, got); diff != "" {
+		t.Errorf("status (-want +got):\n%s", diff)
+	}
+	_, table, _ := ran(t.Context(), "status", "--socket", serve(t, want))
+	_, wide, _ := ran(t.Context(), "status", "-o", "wide", "--socket", serve(t, want))
+	more, ok := strings.CutPrefix(wide, table)
+	if !ok || !strings.Contains(more, "programmed") || !strings.Contains(more, want.Version) {
+		t.Errorf("wide is\n%s", wide)
+	}
+}
+
 func TestExitCodes(t *testing.T) {
 	warned := healthy()
 	warned.Problems = []api.Problem{{Code: "etcd-version", Severity: api.SeverityWarning}}
@@ -138,7 +158,7 @@ func TestExitCodes(t *testing.T) {
 		"an error, as JSON":    {[]string{"status", "-o", "json", "--socket", serve(t, failing)}, exitStands, ""},
 		"not ready":            {[]string{"status", "--socket", serve(t, notReady)}, exitStands, ""},
 		"no daemon":            {[]string{"status", "--socket", gone}, exitNotReached, gone},
-		"no such form":         {[]string{"status", "-o", "yaml", "--socket", gone}, exitUsage, `"yaml"`},
+		"no such form":         {[]string{"status", "-o", "xml", "--socket", gone}, exitUsage, `"xml"`},
 		"none stranded":        {[]string{"stranded", "--socket", serve(t, healthy())}, exitOK, ""},
 		"some stranded":        {[]string{"stranded", "--socket", serve(t, sick())}, exitStands, ""},
 		"an error, but none":   {[]string{"stranded", "--socket", serve(t, failing)}, exitOK, ""},

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 
 	"github.com/tenure-cni/tenure/daemon/api"
 )
@@ -24,19 +25,19 @@ func newStatus(socket *string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "what this node holds, whom it reaches and what is wrong", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return failed(exitUsage, "--output %q is neither table nor json", output)
+			show := map[string]func(io.Writer, *api.Status) error{
+				"table": printTable, "wide": printWide,
+				"json": func(w io.Writer, s *api.Status) error { return printJSON(w, s) },
+				"yaml": func(w io.Writer, s *api.Status) error { return printYAML(w, s) },
+			}[output]
+			if show == nil {
+				return failed(exitUsage, "--output %q is none of table, wide, json and yaml", output)
 			}
 			s, err := askStatus(cmd.Context(), *socket)
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				err = printJSON(cmd.OutOrStdout(), s)
-			} else {
-				err = printTable(cmd.OutOrStdout(), s)
-			}
-			if err != nil {
+			if err := show(cmd.OutOrStdout(), s); err != nil {
 				return failed(exitStands, "print status: %w", err)
 			}
 			if unhealthy(s) {
@@ -45,7 +46,7 @@ func newStatus(socket *string) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "`form`: table or json")
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "`form`: table, wide, json or yaml")
 	return cmd
 }
 
@@ -78,6 +79,37 @@ func printJSON(w io.Writer, s any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(s)
+}
+
+// printYAML is printJSON's object in YAML.
+func printYAML(w io.Writer, v any) error {
+	b, err := yaml.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(b)
+	return err
+}
+
+// printWide is printTable and what is rarely looked for.
+func printWide(out io.Writer, s *api.Status) error {
+	if err := printTable(out, s); err != nil {
+		return err
+	}
+	states := map[string]int{}
+	for _, p := range s.Peers {
+		states[p.State]++
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
+	line()
+	line("version", s.Version)
+	line("ready", fmt.Sprint(s.Ready))
+	line("revision", fmt.Sprintf("%d of etcd", s.Etcd.Revision))
+	line("peers", fmt.Sprintf("%d in etcd; in the kernel: %d programmed, %d pending; %d conflict, %d unreachable", len(s.Peers),
+		states[api.PeerProgrammed], states[api.PeerPending], states[api.PeerConflict], states[api.PeerUnreachable]))
+	line("stranded", fmt.Sprintf("%d pods", len(s.Stranded)))
+	return w.Flush()
 }
 
 // printTable is for the person at the terminal: what is wrong first.
