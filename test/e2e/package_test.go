@@ -16,7 +16,7 @@ import (
 // shell; $1 is the package, and there it is /p.deb.
 const onACopy = `
 work=$(mktemp -d)
-trap 'cd /; umount -R "$work/root" 2>/dev/null || true; umount "$work"; rmdir "$work"' EXIT
+trap 'cd /; umount -l "$work"; rmdir "$work"' EXIT
 mount -t tmpfs none "$work"
 mkdir "$work/up" "$work/w" "$work/root"
 mount -t overlay -o "lowerdir=/,upperdir=$work/up,workdir=$work/w" none "$work/root"
@@ -48,7 +48,7 @@ copy tenured --config /etc/tenure/tenured.yaml 2>"$work/log" &
 daemon=$!
 until copy tenurectl status >/dev/null 2>&1; do kill -0 $daemon; sleep 0.1; done
 until test -e "$work/root/etc/cni/net.d/10-tenure.conflist"; do sleep 0.1; done
-ip link show dev tenure.1 >/dev/null
+until ip link show dev tenure.1 >/dev/null 2>&1; do sleep 0.1; done
 
 copy dpkg -i /p.deb # an upgrade: the daemon goes on, the configuration stays
 copy tenurectl status >/dev/null
