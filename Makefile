@@ -28,7 +28,7 @@ build: go ## the four static programs, in bin/
 	CGO_ENABLED=0 $(BUILD) -ldflags '$(STAMP)' -o bin/ ./daemon/tenured ./daemon/tenurectl
 	@$(GIVE)
 
-tools: go $(TOOLS)/cnitool $(TOOLS)/nfpm ## helpers of the tests: cnitool, reference plugins, an etcd, nfpm; in bin/tools/
+tools: go $(TOOLS)/cnitool ## helpers of the lab: cnitool, reference plugins, an etcd; in bin/tools/
 	CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ ./test/lab/etcdd
 	@$(GIVE)
 
@@ -39,12 +39,12 @@ demo: root ## a cluster of three, what goes wrong with it and how it holds (root
 
 test: root ## all tests, with the race detector (root)
 	@./scripts/deps test
-	@$(MAKE) --no-print-directory build tools
+	@$(MAKE) --no-print-directory build tools $(TOOLS)/nfpm
 	CGO_ENABLED=1 $(GO) run -buildvcs=false ./scripts/gotest -race -timeout 25m -p 2 -parallel 8 ./...
 
 test-long: root ## all tests, some of them at full length: hours (root)
 	@./scripts/deps test
-	@$(MAKE) --no-print-directory build tools
+	@$(MAKE) --no-print-directory build tools $(TOOLS)/nfpm
 	CGO_ENABLED=1 TENURE_LONG=1 $(GO) run -buildvcs=false ./scripts/gotest -race -timeout 8h -p 1 -parallel 8 ./...
 
 test-short: go ## the tests that need neither root nor a C compiler

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
-
 	"github.com/tenure-cni/tenure/daemon/api"
 )
 
@@ -79,16 +77,6 @@ func printJSON(w io.Writer, s any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(s)
-}
-
-// printYAML is printJSON's object in YAML.
-func printYAML(w io.Writer, v any) error {
-	b, err := yaml.Marshal(v)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(b)
-	return err
 }
 
 // printWide is printTable and what is rarely looked for.

@@ -16,7 +16,7 @@ import (
 
 // TestQ4 is flannel #1633 and #451: one daemon for each of two networks on a
 // host, and names, files, chains or routes of the two clash. Right is: while
-// the second one comes, goes, and is removed by hand as README says, nothing of
+// the second one comes, goes, and is uninstalled, nothing of
 // the first one changes and no packet of it is lost; and after that nothing of
 // the second one is left.
 func TestQ4(t *testing.T) {
@@ -50,13 +50,10 @@ func TestQ4(t *testing.T) {
 	second.restart(ctx, t)
 	cluster.Seen(ctx, t, theirs.NS, theirFar.IP, port, theirs.IP)
 
-	if err := second.daemon.Stop(ctx); err != nil {
+	if err := theirs.Del(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := theirs.Vanish(); err != nil {
-		t.Fatal(err)
-	}
-	remove(ctx, t, n1)
+	second.remove(ctx, t)
 	cluster.Eventually(ctx, t, repairTime, "nothing of the second one is left", func() error {
 		if now := cluster.Picture(ctx, t, n1); now != alone {
 			return fmt.Errorf("the node was\n%s\nand is\n%s", alone, now)
@@ -134,26 +131,14 @@ func (i *instance) pod(ctx context.Context, t *testing.T, name string) *lab.Pod 
 	return cluster.Pod(ctx, t, i.node, name, lab.PodOptions{Network: "other"})
 }
 
-// remove runs what README says under "Take a node out", for the second one.
-func remove(ctx context.Context, t *testing.T, n *lab.Node) {
+// remove takes the second one off the host; programs and unit are both's.
+func (i *instance) remove(ctx context.Context, t *testing.T) {
 	t.Helper()
-	cluster.Exec(ctx, t, n, "sh", "-ec", strings.NewReplacer("tenure.1", "other.2", "tenure0", "other0", "10.5.0.0/16", "10.6.0.0/16", "TENURE-", "OTHER-").Replace(takeOut(t)))
-}
-
-// takeOut are the commands in README.
-func takeOut(t *testing.T) string {
-	t.Helper()
-	b, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
+	r := cluster.Run(ctx, t, i.node, "tenurectl", "uninstall", "--name=other", "--config=", "--keep-programs", "--cni-conf-dir="+i.node.CNIDir,
+		"--socket="+i.socket(), "--run-dir="+filepath.Join(i.dir, "run"), "--state-dir="+filepath.Join(i.dir, "state"))
+	if r.Code != 0 {
+		t.Errorf("uninstall: %s", r)
 	}
-	_, after, _ := strings.Cut(string(b), "**Take a node out:**")
-	_, after, _ = strings.Cut(after, "```\n")
-	commands, _, ok := strings.Cut(after, "```\n")
-	if !ok {
-		t.Fatal("README has no commands under 'Take a node out'")
-	}
-	return commands
 }
 
 // nowhere is a name that only a server inside the overlay would resolve.
