@@ -51,7 +51,10 @@ func (e Etcd) Check() Faults {
 	if len(e.Endpoints) == 0 {
 		faults.add("etcd-endpoints", "at least one URL is needed")
 	}
-	for _, endpoint := range e.Endpoints {
+	for i, endpoint := range e.Endpoints {
+		if slices.Contains(e.Endpoints[:i], endpoint) {
+			faults.add("etcd-endpoints", "%s is given twice", endpoint)
+		}
 		if err := checkURL(endpoint, "http", "https"); err != nil {
 			faults.add("etcd-endpoints", "%v", err)
 		}

@@ -99,7 +99,8 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any, take 
 	}
 	defer func() { _ = conn.Close() }()
 	// The end of ctx ends reads and writes; its error says more than theirs.
-	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
 	status, b, err := exchange(conn, req)
 	if err != nil {
 		return fmt.Errorf("call tenured on %s: %w", c.socket, cmp.Or(ctx.Err(), err))
@@ -112,6 +113,11 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any, take 
 	}
 	if take == nil {
 		return nil
+	}
+	// From here on the end of ctx must not come between the answer's use and its
+	// receipt: the daemon would take back what is in use.
+	if !stop() {
+		return fmt.Errorf("call tenured on %s: %w", c.socket, ctx.Err())
 	}
 	if err := take(); err != nil {
 		return err

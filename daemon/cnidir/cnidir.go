@@ -58,11 +58,13 @@ func Winner(files []File, name string) (winner File, ok bool) {
 }
 
 // Former are files that this Tenure has left behind beside the named one: they
-// lead to the same socket and differ from it in nothing but the number that
-// orders them and the extension. Anything else is somebody's.
+// lead to the same socket, hold the plugins that Tenure writes, and differ in
+// nothing but the number that orders them and the extension. Anything else, such
+// as a copy with another plugin in the chain, is somebody's.
 func Former(files []File, name, socket string) []File {
 	return slices.DeleteFunc(slices.Clone(files), func(f File) bool {
-		return f.Name == name || f.Err != "" || !f.Ours() || f.Socket != socket || stem(f.Name) != stem(name)
+		return f.Name == name || f.Err != "" || !f.Ours() || f.Socket != socket || stem(f.Name) != stem(name) ||
+			f.Network != "tenure" || !slices.Equal(f.Types, []string{"tenure", "portmap"})
 	})
 }
 
@@ -87,6 +89,11 @@ type socketForm struct {
 
 func readFile(path string) File {
 	f := File{Name: filepath.Base(path)}
+	// A named pipe would hang whoever opens it.
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		f.Err = "is no regular file"
+		return f
+	}
 	b, err := os.ReadFile(path)
 	if err != nil {
 		f.Err = err.Error()

@@ -3,6 +3,7 @@ package cnidir
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -26,6 +27,7 @@ func TestWinnerAndFormer(t *testing.T) {
 		{"not there yet", map[string]string{"05-other.conf": `{"name":"other","type":"bridge"}`}, "", ""},
 		{"an old extension", map[string]string{name: ours, "10-tenure.conf": ours}, "10-tenure.conf", "10-tenure.conf"},
 		{"an old number", map[string]string{name: ours, "87-tenure.json": ours}, "", "87-tenure.json"},
+		{"a copy with another plugin", map[string]string{name: ours, "87-tenure.conflist": strings.Replace(ours, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"bandwidth"}`, 1)}, "", ""},
 		{"another name", map[string]string{name: ours, "20-mine.conflist": ours}, "", ""},
 		{"another instance's", map[string]string{name: ours, "20-tenure.conflist": `{"name":"b","plugins":[{"type":"tenure","tenure":{"socket":"/run/b.sock"}}]}`}, "", ""},
 		{"another plugin's of that name", map[string]string{name: ours, "20-tenure.conf": `{"name":"tenure","type":"bridge"}`}, "", ""},

@@ -172,6 +172,7 @@ func (k *Linux) readPorts(s *State, names map[int]string) error {
 	if err != nil {
 		return err
 	}
+	seen := map[string]bool{}
 	for _, m := range msgs {
 		if len(m) < unix.SizeofIfInfomsg {
 			continue
@@ -181,9 +182,15 @@ func (k *Linux) readPorts(s *State, names map[int]string) error {
 		link, ok := s.Links[name]
 		info := attrIn(m[unix.SizeofIfInfomsg:], unix.IFLA_PROTINFO)
 		if ok && info != nil && link.Master != "" {
+			seen[name] = true
 			running := msg.Flags&unix.IFF_RUNNING != 0 && link.Up && s.Links[link.Master].Up
 			link.Port = portOf(info, running)
 			s.Links[name] = link
+		}
+	}
+	for name, l := range s.Links {
+		if s.Links[l.Master].Kind == KindBridge && !seen[name] {
+			delete(s.Links, name) // a pod's, which went between the two lists
 		}
 	}
 	return nil

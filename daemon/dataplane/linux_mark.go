@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"os"
 	"strings"
+	"time"
 	"unsafe"
 
 	"github.com/vishvananda/netlink/nl"
@@ -22,9 +23,15 @@ type marker struct {
 	seed maphash.Seed
 	// nft is nil on a kernel without netfilter.
 	nft *nl.SocketHandle
+	// noNFT is until when the kernel is known to have no nftables. It looks for
+	// a module each time it is asked.
+	noNFT time.Time
 	// legacy is a raw socket, -1 until a legacy table was seen.
 	legacy int
 }
+
+// noNFTPause is how long a kernel without nftables is not asked again.
+const noNFTPause = time.Minute
 
 func openMarker(ns namespace, at netns.NsHandle) *marker {
 	m := &marker{ns: ns, seed: maphash.MakeSeed(), legacy: -1}
@@ -62,12 +69,16 @@ func (m *marker) generation() (uint32, error) {
 	if m.nft == nil {
 		return 0, errors.New("no netfilter socket")
 	}
+	if time.Now().Before(m.noNFT) {
+		return 0, nil
+	}
 	const getGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
 	req := nl.NewNetlinkRequest(getGeneration, 0)
 	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: m.nft}
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
 	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		m.noNFT = time.Now().Add(noNFTPause)
 		return 0, nil
 	}
 	if err != nil {

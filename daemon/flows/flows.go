@@ -51,8 +51,8 @@ func (f *Forgetter) Forget(addrs ...netip.Addr) {
 }
 
 // Await returns when nothing is to be forgotten of these addresses any more:
-// at once as a rule. It waits for two seconds at most; then, too, the
-// connections are those of whoever has the address next, and stay.
+// at once as a rule. It waits for two seconds at most; a pass that is at work
+// then goes on, and may forget connections of whoever has the address next.
 func (f *Forgetter) Await(ctx context.Context, addrs ...netip.Addr) {
 	ctx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()

@@ -272,6 +272,9 @@ func (n *Node) undo(k ipam.Key) {
 		return
 	}
 	n.cfg.at("before the address of an undone ADD is freed")
+	if a, ok := n.cfg.Ledger.Get(k); ok {
+		n.freed(a)
+	}
 	n.cfg.Ledger.Release(k)
 	n.touched()
 }

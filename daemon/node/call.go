@@ -74,9 +74,9 @@ func (c call) previous() (*current.Result, error) {
 	return prev, nil
 }
 
-// bypassing are the reference plugins whose packets leave by the underlay
-// interface and never meet the fence.
-var bypassing = []string{"macvlan", "ipvlan"}
+// bypassing are the plugins whose packets leave by an interface of the host and
+// never meet the fence.
+var bypassing = []string{"macvlan", "ipvlan", "vlan", "host-device", "sriov"}
 
 // refuseBypass says why an address is not given to such a plugin.
 func (c call) refuseBypass() *types.Error {

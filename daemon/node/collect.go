@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -63,7 +64,7 @@ type mark struct {
 func markOf(a ipam.Allocation) mark { return mark{a.Key, a.Created, a.Netns} }
 
 // look compares records and kernel, and collects what before saw dead too.
-// After a look that failed, two new ones are needed.
+// Of what it could not look at, two new looks are needed.
 func (n *Node) look(ctx context.Context, before sight) (sight, error) {
 	now := sight{map[mark]bool{}, map[attach.Owner]bool{}}
 	records := n.cfg.Ledger.List() // first: a record is older than its link
@@ -73,11 +74,10 @@ func (n *Node) look(ctx context.Context, before sight) (sight, error) {
 	}
 	// Whoever works on a record is alive.
 	idle := slices.DeleteFunc(slices.Clone(records), func(a ipam.Allocation) bool { return n.keys.busy(a.Key) })
+	var errs []error // of which nothing can be told stays, and keeps nothing else
 	for _, a := range WithoutInterface(idle, found) {
 		gone, err := n.cfg.Interfaces.Gone(ctx, a.Host, a.Netns)
-		if err != nil {
-			return sight{}, err
-		}
+		errs = append(errs, err)
 		if m := markOf(a); gone {
 			now.records[m] = true
 			if before.records[m] {
@@ -86,9 +86,7 @@ func (n *Node) look(ctx context.Context, before sight) (sight, error) {
 		}
 	}
 	unborne, err := n.unborne(ctx, idle)
-	if err != nil {
-		return sight{}, err
-	}
+	errs = append(errs, err)
 	for _, a := range unborne {
 		m := markOf(a)
 		now.records[m] = true
@@ -105,7 +103,7 @@ func (n *Node) look(ctx context.Context, before sight) (sight, error) {
 			n.collectLink(ctx, f)
 		}
 	}
-	return now, nil
+	return now, errors.Join(errs...)
 }
 
 // KeyOf is the record's key of whoever owns an interface.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 
@@ -47,14 +48,14 @@ func WithoutRecord(records []ipam.Allocation, borne []netip.Prefix) []netip.Pref
 func (n *Node) unborne(ctx context.Context, records []ipam.Allocation) ([]ipam.Allocation, error) {
 	var ours []ipam.Allocation
 	var hosts []netip.Prefix
+	var errs []error
 	for _, a := range records {
 		if !a.IPAM {
 			continue
 		}
 		if !isUnclaimed(a) {
-			if gone, err := n.cfg.Interfaces.Gone(ctx, "", a.Netns); err != nil {
-				return nil, err
-			} else if !gone {
+			gone, err := n.cfg.Interfaces.Gone(ctx, "", a.Netns)
+			if errs = append(errs, err); !gone {
 				continue
 			}
 		}
@@ -64,14 +65,17 @@ func (n *Node) unborne(ctx context.Context, records []ipam.Allocation) ([]ipam.A
 		}
 	}
 	if len(ours) == 0 {
-		return nil, nil
+		return nil, errors.Join(errs...)
 	}
 	borne, err := n.cfg.Interfaces.Borne(ctx, hosts)
+	if err != nil {
+		return nil, errors.Join(append(errs, err)...)
+	}
 	return slices.DeleteFunc(ours, func(a ipam.Allocation) bool {
 		return slices.ContainsFunc(borne, func(p netip.Prefix) bool {
 			return slices.ContainsFunc(a.Addresses, func(q netip.Prefix) bool { return p.Addr() == q.Addr() })
 		})
-	}), err
+	}), errors.Join(errs...)
 }
 
 // gone says that what a record, whose key is locked, is about is certainly no

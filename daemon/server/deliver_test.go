@@ -99,6 +99,29 @@ func TestReceive(t *testing.T) {
 	}
 }
 
+// TestReceiveEndsBeforeUse: an answer that came too late is not used, so that
+// the daemon is right to take it back.
+func TestReceiveEndsBeforeUse(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	socket := filepath.Join(t.TempDir(), "tenured.sock")
+	delivered := make(chan error, 1)
+	serveFor(t, listen(t, socket), Handlers{Status: okStatus, Add: func(_ context.Context, _ *api.Request, deliver func(*api.Response) error) {
+		cancel()
+		delivered <- deliver(&api.Response{Result: json.RawMessage(`{}`)})
+	}})
+	err := api.NewClient(socket).Receive(ctx, api.PathCNI+"add", &api.Request{Config: json.RawMessage(`{}`)}, func(*api.Response) error {
+		t.Error("the answer was used")
+		return nil
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("Receive: %v", err)
+	}
+	if err := <-delivered; err == nil {
+		t.Error("the daemon believes that its answer arrived")
+	}
+}
+
 func send(t *testing.T, c net.Conn, s string) {
 	t.Helper()
 	if _, err := io.WriteString(c, s); err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -41,8 +42,8 @@ func (d *daemon) notActive() []api.Problem {
 		return nil // what others may not read no runtime reads
 	}
 	winner, ok := cnidir.Winner(files, name)
-	if !ok {
-		return nil
+	if !ok || winner.Ours() && cmp.Or(winner.Socket, api.DefaultSocket) == d.cfg.Socket {
+		return nil // somebody's own list, which leads to this daemon
 	}
 	path := filepath.Join(dir, winner.Name)
 	return []api.Problem{{

@@ -33,10 +33,10 @@ func (d *daemon) openKernel(ctx context.Context) (*fence.Fence, *dataplane.Linux
 			d.log.Error("a device may be open without a fence", "error", err)
 		}
 		if err.Error() != last {
-			d.log.Error("no fence, no subnet; tried again every few seconds", "error", err)
+			d.log.Error("no subnet can be held; tried again every few seconds", "error", err)
 			last = err.Error()
 		}
-		d.engine.Refuse("this machine cannot fence its overlay, so it may hold no subnet: " + last)
+		d.engine.Refuse(cannotHold(err) + last)
 		t := time.NewTimer(kernelRetry)
 		select {
 		case <-ctx.Done():
@@ -47,6 +47,17 @@ func (d *daemon) openKernel(ctx context.Context) (*fence.Fence, *dataplane.Linux
 	}
 }
 
+// cannotHold says what it is that this machine cannot do.
+func cannotHold(err error) string {
+	if errors.Is(err, errNoPlane) {
+		return "this machine's network cannot be set up, so it may hold no subnet: "
+	}
+	return "this machine cannot fence its overlay, so it may hold no subnet: "
+}
+
+// errNoPlane says that the kernel cannot be asked or told anything.
+var errNoPlane = errors.New("no netlink socket")
+
 func (d *daemon) tryKernel() (*fence.Fence, *dataplane.Linux, error) {
 	// Every device is looked at: which one an earlier process had as its uplink
 	// need not be known.
@@ -56,7 +67,7 @@ func (d *daemon) tryKernel() (*fence.Fence, *dataplane.Linux, error) {
 	}
 	kernel, err := dataplane.OpenLinux(dataplane.LinuxOptions{Name: d.cfg.Name, Guard: f})
 	if err != nil {
-		return nil, nil, errors.Join(err, f.Release())
+		return nil, nil, errors.Join(fmt.Errorf("%w: %w", errNoPlane, err), f.Release())
 	}
 	return f, kernel, nil
 }
