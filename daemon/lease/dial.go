@@ -36,6 +36,14 @@ func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	dial := []grpc.DialOption{reconnect()}
+	if e.CAFile != "" || e.CertFile != "" {
+		secure, err := newRotating(transport.TLSInfo{TrustedCAFile: e.CAFile, CertFile: e.CertFile, KeyFile: e.KeyFile})
+		if err != nil {
+			return nil, fmt.Errorf("etcd certificates: %w", err)
+		}
+		dial = append(dial, grpc.WithTransportCredentials(secure))
+	}
 	cfg := clientv3.Config{
 		Endpoints: e.Endpoints, DialTimeout: dialTimeout,
 		// Pings are for the watch's connection. On one without a stream etcd
@@ -44,14 +52,8 @@ func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
 		DialKeepAliveTime: keepaliveEvery, DialKeepAliveTimeout: keepaliveTimeout,
 		BackoffWaitBetween: readAgain,
 		Username:           e.Username, Password: password,
-		DialOptions: append([]grpc.DialOption{reconnect()}, opts...),
+		DialOptions: append(dial, opts...),
 		Logger:      zap.NewNop(), // its warnings repeat without bound; ours do not
-	}
-	if e.CAFile != "" || e.CertFile != "" {
-		info := transport.TLSInfo{TrustedCAFile: e.CAFile, CertFile: e.CertFile, KeyFile: e.KeyFile}
-		if cfg.TLS, err = info.ClientConfig(); err != nil {
-			return nil, fmt.Errorf("etcd certificates: %w", err)
-		}
 	}
 	c, err := clientv3.New(cfg)
 	if err != nil {

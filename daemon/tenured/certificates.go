@@ -75,11 +75,10 @@ func (c *certificates) problems(now time.Time) []api.Problem {
 	return all
 }
 
-// fix is how it is replaced: the own certificate is read for each connection,
-// authorities once.
+// fix is how it is replaced: files are read for each connection.
 func (f *certificateFile) fix() string {
 	if f.anyDo {
-		return "add the new authority to the file, then systemctl restart tenured; pods notice nothing"
+		return "add the new authority to the file; the next connection to etcd uses it, a restart is not needed"
 	}
 	return "put a new one in the file's place, and its key; the next connection to etcd uses it, a restart is not needed"
 }

@@ -88,7 +88,7 @@ func TestCertificateFiles(t *testing.T) {
 		t.Errorf("the fix of an own certificate is %q", all[0].Fix)
 	}
 	put(ca, old)
-	if all := c.problems(now); len(all) != 2 || !strings.Contains(all[0].Fix, "restart tenured") {
+	if all := c.problems(now); len(all) != 2 || !strings.Contains(all[0].Fix, "add the new authority") {
 		t.Errorf("problems %+v, want the authority's too, which needs a restart", all)
 	}
 	put(ca, old, good)

@@ -27,6 +27,18 @@ type Secure struct {
 	// CA is its authority, Cert and Key are a client's of the common name
 	// "client"; PEM files.
 	CA, Cert, Key string
+
+	server string // its certificate and key, without extension; read for each connection
+	dir    string
+}
+
+// Replace gives the server a certificate of a new authority and returns the
+// authority's file. Connections that stand go on.
+func (s *Secure) Replace(t testing.TB) (ca string) {
+	t.Helper()
+	a := newAuthority(t, filepath.Join(s.dir, "ca2"))
+	a.issue(t, s.server, "server")
+	return a.file
 }
 
 // StartSecure runs such a server until the test ends.
@@ -59,7 +71,7 @@ func StartSecure(t testing.TB) *Secure {
 	case <-time.After(startTimeout):
 		t.Fatalf("embedded etcd is not ready after %s", startTimeout)
 	}
-	return &Secure{Endpoint: "https://" + e.Clients[0].Addr().String(), CA: ca.file, Cert: client + ".crt", Key: client + ".key"}
+	return &Secure{Endpoint: "https://" + e.Clients[0].Addr().String(), CA: ca.file, Cert: client + ".crt", Key: client + ".key", server: server, dir: dir}
 }
 
 // authority signs the certificates of one test.
