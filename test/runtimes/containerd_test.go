@@ -90,8 +90,14 @@ func newContainerd(ctx context.Context, t *testing.T, m *machine) *containerd {
 	t.Cleanup(func() { _ = conn.Close() })
 	d.cri = cri.NewRuntimeServiceClient(conn)
 	d.start(ctx, t)
-	cluster.Exec(ctx, t, m, "ctr", "--address="+d.socket, "--namespace=k8s.io", "images", "import", writeImage(t, dir))
+	d.load(ctx, t, writeImage(t, dir))
 	return d
+}
+
+// load hands containerd an image archive.
+func (d *containerd) load(ctx context.Context, t *testing.T, archive string) {
+	t.Helper()
+	cluster.Exec(ctx, t, d.m, "ctr", "--address="+d.socket, "--namespace=k8s.io", "images", "import", archive)
 }
 
 // toml is the configuration. All else of containerd is where it is by default,

@@ -72,27 +72,32 @@ func (a *archive) blob(t *testing.T, mediaType string, content []byte) object {
 	return object{"mediaType": mediaType, "digest": "sha256:" + sum, "size": len(content)}
 }
 
-// writeImage writes an OCI image archive with one layer: a static busybox and
-// its names.
+// writeImage writes the archive of the image that pods run: a static busybox
+// and its names.
 func writeImage(t *testing.T, dir string) string {
+	t.Helper()
+	return writeOCI(t, filepath.Join(dir, "image.tar"), image, rootFS(t), object{"Env": []string{"PATH=/bin"}, "Cmd": []string{"/bin/sleep", "86400"}, "WorkingDir": "/"})
+}
+
+// writeOCI writes an OCI image archive with one layer, and returns its path.
+func writeOCI(t *testing.T, path, name string, fs []byte, run object) string {
 	t.Helper()
 	const oci = "application/vnd.oci.image."
 	platform := object{"architecture": runtime.GOARCH, "os": "linux"}
 	out := newArchive()
-	layer := out.blob(t, oci+"layer.v1.tar", rootFS(t))
+	layer := out.blob(t, oci+"layer.v1.tar", fs)
 	config := out.blob(t, oci+"config.v1+json", encode(t, object{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": object{"Env": []string{"PATH=/bin"}, "Cmd": []string{"/bin/sleep", "86400"}, "WorkingDir": "/"},
+		"config": run,
 		"rootfs": object{"type": "layers", "diff_ids": []any{layer["digest"]}},
 	}))
 	manifest := out.blob(t, oci+"manifest.v1+json", encode(t, object{
 		"schemaVersion": 2, "mediaType": oci + "manifest.v1+json", "config": config, "layers": []object{layer},
 	}))
 	manifest["platform"] = platform
-	manifest["annotations"] = object{"io.containerd.image.name": image, "org.opencontainers.image.ref.name": image}
+	manifest["annotations"] = object{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
 	out.file(t, "index.json", encode(t, object{"schemaVersion": 2, "manifests": []object{manifest}}))
 	out.file(t, "oci-layout", encode(t, object{"imageLayoutVersion": "1.0.0"}))
-	path := filepath.Join(dir, "image.tar")
 	if err := os.WriteFile(path, out.bytes(t), 0o644); err != nil {
 		t.Fatal(err)
 	}
