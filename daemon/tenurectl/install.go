@@ -33,6 +33,26 @@ func checkLayout(l install.Layout) error {
 	return nil
 }
 
+// hostRoot is --root as an absolute path, "/" also where it is the host's root
+// under another name: that is a live host and no tree.
+func hostRoot(root string) (string, error) {
+	if root == "" {
+		return "", failed(exitUsage, "--root is empty: is a variable not set? / is this host")
+	}
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return "", failed(exitUsage, "--root: %w", err)
+	}
+	tree, err := os.Stat(root)
+	if err != nil {
+		return root, nil // there is none yet
+	}
+	if host, err := os.Stat("/"); err == nil && os.SameFile(tree, host) {
+		return "/", nil
+	}
+	return root, nil
+}
+
 func newInstall() *cobra.Command {
 	var (
 		layout      install.Layout
@@ -52,6 +72,10 @@ no cost for the pods. The CNI configuration is tenured's to write, once it holds
 a subnet (cni-conf-file).`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkLayout(layout); err != nil {
+				return err
+			}
+			root, err := hostRoot(root)
+			if err != nil {
 				return err
 			}
 			if from == "" {

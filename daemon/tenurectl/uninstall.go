@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
-	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/install"
 	"github.com/tenure-cni/tenure/daemon/uninstall"
 )
@@ -29,7 +29,8 @@ func newUninstall(socket *string) *cobra.Command {
 more; the subnet's lease (as leave does); the daemon; rules, overlay, bridge and
 routes in the kernel; ledger, node.json and their directories; unit and programs.
 Names and directories are those of the daemon's configuration file, where there
-is one; a flag wins.
+is one; a flag wins. Another instance than that file's needs its --config, or its
+--name, --run-dir and --state-dir.
 
 It refuses while pods have addresses. --with-pods goes on: they keep running
 without network, and a stub in the plugins' place answers the DEL of each.
@@ -39,19 +40,29 @@ middle can be run again.`,
 			if err := checkLayout(o.Layout); err != nil {
 				return err
 			}
+			root, err := hostRoot(root)
+			if err != nil {
+				return err
+			}
 			if root != "/" {
-				return removeFiles(cmd, root, o.Layout)
+				return removeFiles(cmd, root, o.Layout, o.Purge)
 			}
 			if os.Geteuid() != 0 {
 				return failed(exitUsage, "only root can take it off: run it with sudo")
 			}
 			o.Socket = *socket
-			fromConfig(cmd, &o)
+			if err := toRemove(cmd, &o); err != nil {
+				return err
+			}
 			return runUninstall(cmd, o)
 		},
 	}
-	fs := cmd.Flags()
-	layoutFlags(fs, &o.Layout, &root)
+	uninstallFlags(cmd.Flags(), &o, &root)
+	return cmd
+}
+
+func uninstallFlags(fs *pflag.FlagSet, o *uninstall.Options, root *string) {
+	layoutFlags(fs, &o.Layout, root)
 	fs.StringVar(&o.Instance, "name", "tenure", "the daemon's --name")
 	fs.StringVar(&o.RunDir, "run-dir", "/run/tenure", "the daemon's --run-dir")
 	fs.StringVar(&o.StateDir, "state-dir", "/var/lib/tenure", "the daemon's --state-dir")
@@ -59,38 +70,6 @@ middle can be run again.`,
 	fs.BoolVar(&o.WithPods, "with-pods", false, "go on although pods still have addresses")
 	fs.BoolVar(&o.KeepPrograms, "keep-programs", false, "leave programs, unit and configuration: a package manager removes them")
 	fs.BoolVar(&o.Purge, "purge", false, "remove tenured's configuration file and the data of an embedded etcd too")
-	return cmd
-}
-
-// fromConfig takes over what the daemon's own configuration says, where no
-// flag does.
-func fromConfig(cmd *cobra.Command, o *uninstall.Options) {
-	given := cmd.Flags().Changed
-	var cfg conf.Daemon
-	if _, err := os.Stat(o.Layout.Config); err == nil {
-		if cfg, err = conf.Load([]string{"--config", o.Layout.Config}, nil, cmd.ErrOrStderr()); err != nil {
-			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "tenurectl: %s is not used to find what to remove: %v\n", o.Layout.Config, err)
-			cfg = conf.Daemon{}
-		}
-	}
-	set := func(flag string, to *string, value string) {
-		if value != "" && !given(flag) {
-			*to = value
-		}
-	}
-	set("name", &o.Instance, cfg.Name)
-	set("run-dir", &o.RunDir, cfg.RunDir)
-	set("state-dir", &o.StateDir, cfg.StateDir)
-	if cfg.CNIConfFile != "" {
-		set("cni-conf-dir", &o.ConfDir, filepath.Dir(cfg.CNIConfFile))
-	}
-	o.SubnetFile = filepath.Join(o.RunDir, "subnet.env")
-	if !given("run-dir") {
-		set("socket", &o.Socket, cfg.Socket)
-		set("subnet-file", &o.SubnetFile, cfg.SubnetFile)
-	} else if !given("socket") {
-		o.Socket = filepath.Join(o.RunDir, "tenured.sock")
-	}
 }
 
 func runUninstall(cmd *cobra.Command, o uninstall.Options) error {
@@ -109,10 +88,17 @@ func runUninstall(cmd *cobra.Command, o uninstall.Options) error {
 }
 
 // removeFiles takes the installation out of a tree that is no running host.
-func removeFiles(cmd *cobra.Command, root string, l install.Layout) error {
+func removeFiles(cmd *cobra.Command, root string, l install.Layout, purge bool) error {
 	var errs []error
 	for _, f := range l.All("") {
 		path := filepath.Join(root, f.Path)
+		if f.Keep && !purge {
+			if _, err := os.Stat(path); err == nil {
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "left %s, which is yours; --purge removes it\n", path)
+				errs = append(errs, err)
+			}
+			continue
+		}
 		err := os.Remove(path)
 		switch {
 		case err == nil:

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/uninstall"
+)
+
+// place is where an instance of tenured is: what its flags of these names say.
+// nil is not asked for.
+type place struct {
+	name, runDir, stateDir, confDir, socket, subnetFile *string
+}
+
+// readConfig reads the daemon's configuration file; one that is not there has
+// nothing to say, and its error is that of os.Stat.
+func readConfig(cmd *cobra.Command, file string) (conf.Daemon, error) {
+	if _, err := os.Stat(file); err != nil {
+		return conf.Daemon{}, err
+	}
+	return conf.Load([]string{"--config", file}, nil, cmd.ErrOrStderr())
+}
+
+// take takes over what the daemon's own configuration says, where no flag does.
+// Socket and subnet file follow a run-dir that is given.
+func (p place) take(cfg conf.Daemon, fs *pflag.FlagSet) {
+	set := func(flag string, to *string, value string) {
+		if to != nil && value != "" && !fs.Changed(flag) {
+			*to = value
+		}
+	}
+	set("name", p.name, cfg.Name)
+	set("run-dir", p.runDir, cfg.RunDir)
+	set("state-dir", p.stateDir, cfg.StateDir)
+	if cfg.CNIConfFile != "" {
+		set("cni-conf-dir", p.confDir, filepath.Dir(cfg.CNIConfFile))
+	}
+	set("subnet-file", p.subnetFile, filepath.Join(*p.runDir, "subnet.env"))
+	switch {
+	case !fs.Changed("run-dir"):
+		set("socket", p.socket, cfg.Socket)
+		set("subnet-file", p.subnetFile, cfg.SubnetFile)
+	default:
+		set("socket", p.socket, filepath.Join(*p.runDir, "tenured.sock"))
+	}
+}
+
+// toRemove fills in what is to be removed. It is never guessed: a configuration
+// that cannot be read, or is another instance's, would lead to a wrong one.
+func toRemove(cmd *cobra.Command, o *uninstall.Options) error {
+	fs := cmd.Flags()
+	named := fs.Changed("run-dir") && fs.Changed("state-dir")
+	cfg, err := readConfig(cmd, o.Layout.Config)
+	_, missing := os.Stat(o.Layout.Config)
+	switch {
+	case err != nil && missing == nil && !named:
+		return failed(exitUsage, "%s does not say what to remove: %w\nRepair it, or give --name, --run-dir, --state-dir and --cni-conf-dir", o.Layout.Config, err)
+	case err != nil && fs.Changed("config") && !named:
+		return failed(exitUsage, "--config %s: %w\nGive the daemon's, or --name, --run-dir, --state-dir and --cni-conf-dir", o.Layout.Config, err)
+	}
+	if other := cmp.Or(cfg.Name, "tenure"); fs.Changed("name") && o.Instance != other {
+		if !named {
+			return failed(exitUsage, "--name %s: give its --config, or its --run-dir and --state-dir too", o.Instance)
+		}
+		// The file, and the unit that names it, are the other one's.
+		o.KeepPrograms = o.KeepPrograms || missing == nil
+	}
+	place{&o.Instance, &o.RunDir, &o.StateDir, &o.ConfDir, &o.Socket, &o.SubnetFile}.take(cfg, fs)
+	return nil
+}
