@@ -28,7 +28,7 @@ func TestToRemove(t *testing.T) {
 	missing := "--config=" + filepath.Join(dir, "none.yaml")
 	for what, c := range map[string]struct {
 		args []string
-		want string // instance, run-dir, state-dir, socket; "" is a usage error
+		want string // instance, run-dir, state-dir, socket; "" and "found" are usage errors
 	}{
 		"the config's":             {[]string{b}, "b /run/b /var/lib/b /run/b/tenured.sock"},
 		"the config's, by name":    {[]string{b, "--name=b"}, "b /run/b /var/lib/b /run/b/tenured.sock"},
@@ -36,6 +36,7 @@ func TestToRemove(t *testing.T) {
 		"a faulty config":          {[]string{faulty}, ""},
 		"a faulty config, half":    {[]string{faulty, "--run-dir=/r"}, ""},
 		"a faulty config, named":   {[]string{faulty, "--name=b", "--run-dir=/r", "--state-dir=/s"}, "b /r /s /r/tenured.sock"},
+		"a faulty config, found":   {[]string{faulty}, "found"},
 		"a missing config":         {[]string{missing}, ""},
 		"a missing config, named":  {[]string{missing, "--run-dir=/r", "--state-dir=/s"}, "tenure /r /s /r/tenured.sock"},
 		"another name":             {[]string{b, "--name=c"}, ""},
@@ -50,6 +51,9 @@ func TestToRemove(t *testing.T) {
 			uninstallFlags(cmd.Flags(), &o, &root)
 			if err := cmd.ParseFlags(c.args); err != nil {
 				t.Fatal(err)
+			}
+			if c.want == "found" { // by the default, without the flag
+				cmd.Flag("config").Changed, c.want = false, ""
 			}
 			err := toRemove(cmd, &o)
 			var exit *exitError
