@@ -70,6 +70,7 @@ func toRemove(cmd *cobra.Command, o *uninstall.Options) error {
 		}
 		// The file, and the unit that names it, are the other one's.
 		o.KeepPrograms = o.KeepPrograms || missing == nil
+		o.Layout.Config = ""
 	}
 	place{&o.Instance, &o.RunDir, &o.StateDir, &o.ConfDir, &o.Socket, &o.SubnetFile}.take(cfg, fs)
 	return nil

@@ -8,15 +8,80 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tenure-cni/tenure/daemon/install"
 )
 
 // stopDaemon ends the process that listens on the socket: by systemd where it
-// is a unit's, which would start it again, else by SIGTERM.
+// is a unit's, which would start it again, else by SIGTERM. The instance's unit
+// is disabled also where nobody listens: it may be about to, or at the next boot.
 func (r *removal) stopDaemon(ctx context.Context) error {
+	pid, err := listener(r.Socket)
+	if err != nil {
+		return fmt.Errorf("find the daemon's process: %w", err)
+	}
+	if pid != 0 {
+		if unit := unitOf(ctx, pid); unit != "" {
+			return r.disable(ctx, unit)
+		}
+		if err := unix.Kill(pid, unix.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("end tenured, process %d: %w", pid, err)
+		}
+		r.say("ended tenured, process %d", pid)
+	}
+	if unit := r.ownUnit(ctx); unit != "" {
+		return r.disable(ctx, unit)
+	}
+	return nil
+}
+
+func (r *removal) disable(ctx context.Context, unit string) error {
+	out, err := exec.CommandContext(ctx, "systemctl", "disable", "--now", unit).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("stop %s: %w: %s", unit, err, strings.TrimSpace(string(out)))
+	}
+	r.say("stopped and disabled %s", unit)
+	return nil
+}
+
+// ownUnit is the unit that starts this instance, "" for none or without
+// systemd. A unit's name does not tell whose it is, its command does.
+func (r *removal) ownUnit(ctx context.Context) string {
+	for _, unit := range []string{install.Unit, "tenured-" + r.Instance + ".service"} {
+		out, err := exec.CommandContext(ctx, "systemctl", "show", "-p", "ExecStart", "--value", unit).Output()
+		if err == nil && starts(string(out), r.Layout.Config, r.RunDir) {
+			return unit
+		}
+	}
+	return ""
+}
+
+// starts tells whether the command, as systemctl shows it, starts the instance
+// of that configuration or, without one, of that run-dir.
+func starts(command, config, runDir string) bool {
+	want, value := "--config", config
+	if config == "" {
+		want, value = "--run-dir", runDir
+	}
+	_, argv, _ := strings.Cut(command, "argv[]=")
+	argv, _, _ = strings.Cut(argv, " ; ")
+	words := strings.Fields(argv)
+	for i, w := range words {
+		if w == want+"="+value || w == want && i+1 < len(words) && words[i+1] == value {
+			return true
+		}
+	}
+	return false
+}
+
+// refuseContainer: what runs the container of the daemon starts it anew, and
+// that undoes what is done here.
+func (r *removal) refuseContainer() error {
 	pid, err := listener(r.Socket)
 	if err != nil {
 		return fmt.Errorf("find the daemon's process: %w", err)
@@ -24,19 +89,19 @@ func (r *removal) stopDaemon(ctx context.Context) error {
 	if pid == 0 {
 		return nil
 	}
-	if unit := unitOf(ctx, pid); unit != "" {
-		out, err := exec.CommandContext(ctx, "systemctl", "disable", "--now", unit).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("stop %s: %w: %s", unit, err, strings.TrimSpace(string(out)))
-		}
-		r.say("stopped and disabled %s", unit)
-		return nil
+	theirs, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	ours, _ := os.ReadFile("/proc/self/cgroup")
+	if in := containerOf(string(theirs)); in != "" && in != containerOf(string(ours)) {
+		return fmt.Errorf("tenured, process %d, runs in a container (%s), and would be started there again: take this node out of its DaemonSet first, then run this on the host once the pod is gone", pid, in)
 	}
-	if err := unix.Kill(pid, unix.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("end tenured, process %d: %w", pid, err)
-	}
-	r.say("ended tenured, process %d", pid)
 	return nil
+}
+
+// containerOf is the control group of a container as a process's list of
+// groups tells it, "" where the process is in none. Runtimes name it by the 64
+// digits of the container's ID.
+func containerOf(groups string) string {
+	return regexp.MustCompile(`[^/\n]*[0-9a-f]{64}[^/\n]*`).FindString(groups)
 }
 
 // listener is the process that listens on a socket, 0 for none.
@@ -86,12 +151,18 @@ func unitOf(ctx context.Context, pid int) string {
 	return ""
 }
 
-// otherDaemons are processes that run the program at path.
-func otherDaemons(path string) (pids []int) {
+// otherDaemons are processes on this host that are a tenured, wherever their
+// program lies: each needs the plugins. What is in another network namespace
+// is another node's.
+func otherDaemons() (pids []int) {
+	here, _ := os.Readlink("/proc/self/ns/net")
 	all, _ := filepath.Glob("/proc/[0-9]*/exe")
 	for _, link := range all {
 		exe, err := os.Readlink(link)
-		if err != nil || strings.TrimSuffix(exe, " (deleted)") != path {
+		if err != nil || filepath.Base(strings.TrimSuffix(exe, " (deleted)")) != install.Daemon {
+			continue
+		}
+		if ns, err := os.Readlink(filepath.Join(filepath.Dir(link), "ns", "net")); err != nil || ns != here {
 			continue
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link))); err == nil {

@@ -88,9 +88,8 @@ func (r *removal) forgetUnit() {
 
 // needed says why another instance needs the programs; "" where none does.
 func (r *removal) needed() string {
-	daemon := filepath.Join(r.Layout.Prefix, "sbin", install.Daemon)
-	if pids := otherDaemons(daemon); len(pids) > 0 {
-		return fmt.Sprintf("process %d runs %s", pids[0], daemon)
+	if pids := otherDaemons(); len(pids) > 0 {
+		return fmt.Sprintf("process %d is another tenured", pids[0])
 	}
 	files, err := cnidir.Read(r.ConfDir)
 	if err != nil {

@@ -60,7 +60,7 @@ func Run(ctx context.Context, o Options, say func(format string, args ...any)) e
 	r := &removal{Options: o, say: say}
 	status := r.ask(ctx)
 	r.network = r.podNetwork(status)
-	if err := r.refuse(ctx); err != nil {
+	if err := errors.Join(r.refuse(ctx), r.refuseContainer()); err != nil {
 		return err
 	}
 	taken, err := r.takeConfigurations()
@@ -73,6 +73,8 @@ func Run(ctx context.Context, o Options, say func(format string, args ...any)) e
 	}
 	if status != nil {
 		r.leave(ctx)
+	} else if _, err := os.Stat(filepath.Join(r.StateDir, "node.json")); err == nil {
+		r.say("no tenured answers: the subnet is not given up, it is free when its lease ends; sooner: tenurectl release NODE --force")
 	}
 	if err := r.stopDaemon(ctx); err != nil {
 		return err

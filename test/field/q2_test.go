@@ -44,7 +44,7 @@ func TestQ2(t *testing.T) {
 	for i := range 10 {
 		pods = append(pods, cluster.Pod(ctx, t, n, fmt.Sprintf("p%d", i)))
 	}
-	other := startOther(ctx, t, c, n)
+	other, second := startOther(ctx, t, c, n)
 	others := kernelOf(ctx, t, n, "other")
 	before := cluster.Picture(ctx, t, n)
 	uninstall := func(more ...string) cluster.Ran {
@@ -64,10 +64,24 @@ func TestQ2(t *testing.T) {
 		t.Fatalf("uninstall: %s", r)
 	}
 	inOrder(t, r.Out, "removed "+conflist, "gave "+first.Subnet+" up", "ended tenured", "rules ", "link del tenure.1", "link del tenure0",
-		"route del unreachable", "removed "+n.RunDir, "removed "+n.StateDir, "removed "+host.root+"/units", "removed "+n.Program)
+		"route del unreachable", "removed "+n.RunDir, "removed "+n.StateDir, "stay: process")
 	if revision(ctx, t, c.Store(t), first.Subnet) != 0 {
 		t.Errorf("%s is still on record", first.Subnet)
 	}
+	if now := kernelOf(ctx, t, n, "other"); now != others {
+		t.Errorf("the other instance had\n%s\nand has\n%s", others, now)
+	}
+	if s, err := api.NewClient(other).Status(ctx); err != nil || s.State != api.StateHeld {
+		t.Errorf("the other instance: %v, %v", s, err)
+	}
+	// Without the other one nobody needs the programs.
+	if err := second.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if r = uninstall("--with-pods", "--purge"); r.Code != 0 {
+		t.Fatalf("uninstall: %s", r)
+	}
+	inOrder(t, r.Out, "removed "+host.root+"/units", "removed "+n.Program)
 	for _, p := range pods {
 		cluster.Exec(ctx, t, p, "ip", "link", "show", "dev", "eth0")
 		for range 2 { // a runtime repeats it
@@ -77,12 +91,6 @@ func TestQ2(t *testing.T) {
 	}
 	if now := kernelOf(ctx, t, n, "tenure"); now != bare {
 		t.Errorf("left in the kernel:\n%s\nbefore there was\n%s", now, bare)
-	}
-	if now := kernelOf(ctx, t, n, "other"); now != others {
-		t.Errorf("the other instance had\n%s\nand has\n%s", others, now)
-	}
-	if s, err := api.NewClient(other).Status(ctx); err != nil || s.State != api.StateHeld {
-		t.Errorf("the other instance: %v, %v", s, err)
 	}
 	for _, dir := range []string{n.RunDir, n.StateDir, filepath.Join(host.root, "etc", "tenure")} {
 		if _, err := os.Stat(dir); !os.IsNotExist(err) {
@@ -101,15 +109,15 @@ func TestQ2(t *testing.T) {
 }
 
 // startOther runs another instance on the node, for another network, and
-// returns its socket.
-func startOther(ctx context.Context, t *testing.T, c *cluster.Cluster, n *lab.Node) string {
+// returns its socket and process.
+func startOther(ctx context.Context, t *testing.T, c *cluster.Cluster, n *lab.Node) (string, *lab.Process) {
 	t.Helper()
 	dir := filepath.Join(n.Dir(), "other")
 	etcd := []string{"--etcd-endpoints=" + c.Etcd.URL(), "--etcd-prefix=/other"}
 	if r := cluster.Run(ctx, t, n, "tenurectl", append([]string{"init", `--network-config={"Network":"10.6.0.0/16","Backend":{"Type":"vxlan","VNI":2,"Port":8473}}`}, etcd...)...); r.Code != 0 {
 		t.Fatalf("birth of the other network: %s", r)
 	}
-	_, err := n.Spawn(filepath.Join(n.Dir(), "other.log"), slices.Concat([]string{filepath.Join(binDir(t), "tenured"), "--name=other", "--node-name=n1", "--iface=eth0", "--metrics-listen=",
+	process, err := n.Spawn(filepath.Join(n.Dir(), "other.log"), slices.Concat([]string{filepath.Join(binDir(t), "tenured"), "--name=other", "--node-name=n1", "--iface=eth0", "--metrics-listen=",
 		"--run-dir=" + dir + "/run", "--state-dir=" + dir + "/state"}, etcd)...)
 	if err != nil {
 		t.Fatal(err)
@@ -126,7 +134,7 @@ func startOther(ctx context.Context, t *testing.T, c *cluster.Cluster, n *lab.No
 		_, err := n.Exec(ctx, "sh", "-ec", "ip link show dev other.2 && ip link show dev other0 && ip route show 10.6.0.0/16 | grep -q unreachable && iptables-save | grep -q OTHER-FWD")
 		return err
 	})
-	return socket
+	return socket, process
 }
 
 // kernelOf is what of the node's kernel bears the name of an instance or an
