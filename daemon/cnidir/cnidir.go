@@ -17,7 +17,7 @@ type File struct {
 	// Network is the name inside, Types the plugins in their order.
 	Network string
 	Types   []string
-	// IPAM is the address plugin of the first one.
+	// IPAM is the address plugin of ours among them, else of the first one.
 	IPAM string
 	// Socket is the socket that our plugin is told to call, "" for the default.
 	Socket string
@@ -25,9 +25,10 @@ type File struct {
 	Err string
 }
 
-// Ours reports whether the configuration brings pods to Tenure.
+// Ours reports whether the configuration brings pods to Tenure, wherever in the
+// chain our plugin stands.
 func (f File) Ours() bool {
-	return f.IPAM == "tenure-ipam" || len(f.Types) > 0 && f.Types[0] == "tenure"
+	return f.IPAM == "tenure-ipam" || slices.Contains(f.Types, "tenure")
 }
 
 // Read returns the configurations in the order in which a runtime takes them:
@@ -113,11 +114,12 @@ func readFile(path string) File {
 	if len(all) == 0 {
 		all = []plugin{form.plugin} // one plugin, without a list
 	}
-	for i, p := range all {
+	for _, p := range all {
 		f.Types = append(f.Types, p.Type)
-		if i == 0 {
-			f.IPAM, f.Socket = p.IPAM.Type, p.Tenure.Socket+p.IPAM.Tenure.Socket
-		}
 	}
+	of := all[max(0, slices.IndexFunc(all, plugin.ours))]
+	f.IPAM, f.Socket = of.IPAM.Type, of.Tenure.Socket+of.IPAM.Tenure.Socket
 	return f
 }
+
+func (p plugin) ours() bool { return p.Type == "tenure" || p.IPAM.Type == "tenure-ipam" }

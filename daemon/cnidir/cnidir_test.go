@@ -30,6 +30,7 @@ func TestWinnerAndFormer(t *testing.T) {
 		{"a copy with another plugin", map[string]string{name: ours, "87-tenure.conflist": strings.Replace(ours, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"bandwidth"}`, 1)}, "", ""},
 		{"another name", map[string]string{name: ours, "20-mine.conflist": ours}, "", ""},
 		{"another instance's", map[string]string{name: ours, "20-tenure.conflist": `{"name":"b","plugins":[{"type":"tenure","tenure":{"socket":"/run/b.sock"}}]}`}, "", ""},
+		{"one with another plugin ahead", map[string]string{name: ours, "20-tenure.conflist": `{"name":"tenure","plugins":[{"type":"mine"},{"type":"tenure","tenure":{"socket":"` + socket + `"}}]}`}, "", ""},
 		{"another plugin's of that name", map[string]string{name: ours, "20-tenure.conf": `{"name":"tenure","type":"bridge"}`}, "", ""},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -57,5 +58,30 @@ func TestWinnerAndFormer(t *testing.T) {
 	}
 	if files, err := Read(filepath.Join(t.TempDir(), "none")); err != nil || len(files) != 0 {
 		t.Errorf("no directory: %v, %v", files, err)
+	}
+}
+
+// TestOurs: it is ours wherever in the chain our plugin stands, and the socket
+// is the one that this plugin calls.
+func TestOurs(t *testing.T) {
+	for text, want := range map[string]string{
+		ours: socket,
+		`{"plugins":[{"type":"mine"},{"type":"tenure","tenure":{"socket":"/b"}}]}`:                                                             "/b",
+		`{"plugins":[{"type":"mine","ipam":{"type":"host-local"}},{"type":"macvlan","ipam":{"type":"tenure-ipam","tenure":{"socket":"/c"}}}]}`: "/c",
+		`{"type":"bridge","ipam":{"type":"tenure-ipam"}}`:                                                                                      "",
+		`{"plugins":[{"type":"bridge","ipam":{"type":"host-local"}},{"type":"portmap"}]}`:                                                      "not ours",
+		`{"plugins":[{"type":"tenure2"}]}`:                                                                                                     "not ours",
+	} {
+		path := filepath.Join(t.TempDir(), "10-x.conflist")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, got := readFile(path), "not ours"
+		if f.Ours() {
+			got = f.Socket
+		}
+		if got != want || f.Err != "" {
+			t.Errorf("%s: socket %q, %s, want %q", text, got, f.Err, want)
+		}
 	}
 }
