@@ -105,7 +105,7 @@ func (j *judge) plugins(needed map[string]string, used bool) {
 func install(missing []string, dir string) string {
 	var all []string
 	if slices.ContainsFunc(missing, func(m string) bool { return strings.HasPrefix(m, "tenure") }) {
-		all = append(all, "make install")
+		all = append(all, "tenurectl install --from DIR (or reinstall the package)")
 	}
 	for _, m := range missing {
 		if !strings.HasPrefix(m, "tenure") {

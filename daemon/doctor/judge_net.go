@@ -38,7 +38,7 @@ func (j *judge) ways() []string {
 
 func (j *judge) settings() {
 	if j.ReadOnlySysctls {
-		j.found(Error, "read-only-sysctls", "/proc/sys is mounted read-only: tenured cannot turn routing on or keep it on", "/proc/sys ro", "mount -o remount,rw /proc/sys, or run tenured where it can be written (a privileged container)")
+		j.found(Error, "read-only-sysctls", "/proc/sys is mounted read-only: tenured cannot turn routing on or keep it on", "/proc/sys ro", "mount -o remount,rw /proc/sys; or: run tenured where it can be written (a privileged container)")
 	}
 	j.forwarding()
 	j.reversePath()
@@ -86,7 +86,7 @@ func (j *judge) reversePath() {
 	}
 	if isStrict && len(other) > 0 {
 		j.found(Error, "rp-filter", fmt.Sprintf("peers are reached by another interface than %s, and strict reverse-path filtering there drops what comes from them", j.Underlay),
-			evidence+"; "+strings.Join(other, ", "), sysctl(confOf(j.Underlay, "rp_filter"), "2")+", or give the peers a route through "+j.Underlay)
+			evidence+"; "+strings.Join(other, ", "), sysctl(confOf(j.Underlay, "rp_filter"), "2")+"; or: give the peers a route through "+j.Underlay)
 		return
 	}
 	var where []string
@@ -183,7 +183,7 @@ func (j *judge) sizes() {
 	}
 	if isOver && over.MTU > under.MTU-overhead {
 		j.found(Error, code, "the overlay's packets do not fit the underlay: large ones are lost", evidence,
-			fmt.Sprintf("ip link set %s mtu %d, or set MTU in the network config to %d", j.Underlay, over.MTU+overhead, under.MTU))
+			fmt.Sprintf("ip link set %s mtu %d; or: set MTU in the network config to %d", j.Underlay, over.MTU+overhead, under.MTU))
 	}
 	if bridge, ok := j.Links[j.bridge()]; ok && isOver {
 		evidence += fmt.Sprintf(", %s %d", j.bridge(), bridge.MTU)
@@ -257,7 +257,7 @@ func (j *judge) overlaps() {
 			continue
 		}
 		for _, a := range j.Links[name].Addrs {
-			fix := fmt.Sprintf("give %s another network, or: ip addr del %s dev %s", name, a, name)
+			fix := fmt.Sprintf("ip addr del %s dev %s; or: give %s another network", a, name, name)
 			switch {
 			case subnet.IsValid() && a.Masked().Overlaps(subnet):
 				j.found(Error, "address-overlap", name+" has addresses of this node's own subnet: pods and that device are confused", fmt.Sprintf("%s on %s, subnet %s", a, name, subnet), fix)

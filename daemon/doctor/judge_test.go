@@ -150,7 +150,7 @@ func TestEachFinding(t *testing.T) {
 		{"read-only directory", func(f *Facts) { f.State.ReadOnly = true }, "error state-dir", "/var/lib/tenure", "findmnt"},
 		{"a file instead", func(f *Facts) { f.Run.Err = "is not a directory" }, "error run-dir", "not a directory", "ls -ld"},
 		{"no portmap", func(f *Facts) { delete(f.CNI.Programs, "portmap") }, "error cni-plugins", "portmap (for 10-tenure.conflist)", "cp /usr/lib/cni/portmap /opt/cni/bin/"},
-		{"no tenure", func(f *Facts) { delete(f.CNI.Programs, "tenure") }, "error cni-plugins", "tenure", "make install"},
+		{"no tenure", func(f *Facts) { delete(f.CNI.Programs, "tenure") }, "error cni-plugins", "tenure", "tenurectl install --from"},
 		{"no conflist", func(f *Facts) { f.CNI.Files = f.CNI.Files[1:] }, "warning cni-conf", "87-podman.conflist", "--cni-conf-file"},
 		{"spoilt conflist", func(f *Facts) { f.CNI.Files[1] = cnidir.File{Name: "x.conf", Err: "unexpected end"} }, "warning cni-conf", "x.conf: unexpected end", ".off"},
 		{"no directory", func(f *Facts) { f.CNI.Files, f.CNI.ConfErr = nil, "denied" }, "warning cni-conf", "denied", "--cni-conf-dir"},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -84,6 +85,9 @@ a subnet (cni-conf-file).`,
 					return failed(exitStands, "find the programs to install: %w; give --from", err)
 				}
 				from = filepath.Dir(self)
+			}
+			if _, err := os.Stat(filepath.Join(from, install.Plugin)); errors.Is(err, os.ErrNotExist) {
+				return failed(exitUsage, "%s does not hold the four programs: give --from, or run the tenurectl that lies beside them", from)
 			}
 			files := layout.All(from)
 			if pluginsOnly {

@@ -54,15 +54,15 @@ until it is started anew; stop it to take the node away.`,
 func newRelease(socket *string) *cobra.Command {
 	var force, off bool
 	cmd := &cobra.Command{
-		Use:   "release NODE|SUBNET --force [--machine-is-off]",
+		Use:   "release NODE|SUBNET (--force | --machine-is-off)",
 		Short: "take the subnet of a dead node away, without its help",
 		Long: `release --force marks the subnet as nobody's for as long as the kernel of the
 node that held it may keep its overlay open: one more LeaseTTL from now. Then it
 is free.
 
---machine-is-off, with --force or without, frees it at once. It is your word that the machine does not run
-and will not run again with its present state: if it does, two nodes may use one
-subnet until its lease would have ended.`,
+--machine-is-off, with --force or without, frees it at once. It is your word that
+the machine does not run and will not run again with its present state: if it
+does, two nodes may use one subnet until its lease would have ended.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: complete(socket, offerSubnets|offerNodes),
 	}
