@@ -44,10 +44,7 @@ The files that --etcd-keyfile and --etcd-password-file name are never opened, an
 what looks like a password, a key, a token or a URL with a user in it is replaced.
 Names, addresses and container IDs are in it: read it before you hand it on.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.Socket = *socket
-			if !cmd.Flag("socket").Changed && cmd.Flag("run-dir").Changed {
-				o.Socket = filepath.Join(o.RunDir, "tenured.sock")
-			}
+			toLookAt(cmd, &o, *socket, config)
 			ctx, cancel := context.WithTimeout(cmd.Context(), bundleTimeout)
 			defer cancel()
 			if file == "" {
@@ -62,8 +59,7 @@ Names, addresses and container IDs are in it: read it before you hand it on.`,
 	}
 	fs := cmd.Flags()
 	fs.StringVarP(&file, "output", "o", "", "`file` to write (default tenure-TIME.tar.gz here)")
-	fs.StringVar(&config, "config", "/etc/tenure/tenured.yaml", "tenured's configuration `file`")
-	doctorFlags(fs, &o)
+	doctorFlags(fs, &o, &config)
 	return cmd
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -20,51 +19,45 @@ const doctorTimeout = time.Minute
 
 func newDoctor(socket *string) *cobra.Command {
 	var (
-		output string
 		o      doctor.Options
+		config string
 	)
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "what this host lacks, and where daemon, ledger, kernel and CNI configuration differ", Args: cobra.NoArgs,
 		Long: `doctor looks at this host: kernel and fence, devices, iptables, sysctls, the
 kernel's tables, MTU, directories, CNI configuration. Where tenured runs, its
 status is compared with its ledger and the kernel; without one, doctor says what
-is missing before an installation.
+is missing before an installation. Names and directories are those of the daemon's
+configuration file, where there is one; a flag wins.
 
 It changes nothing. What has to be tried, it tries in a network namespace of its
 own; that takes root. It exits 0 when there is nothing worse than a warning, 1
 when there is.`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return failed(exitUsage, "--output %q is neither table nor json", output)
-			}
-			o.Socket = *socket
-			if flag := cmd.Flag("socket"); flag != nil && !flag.Changed && cmd.Flag("run-dir").Changed {
-				o.Socket = filepath.Join(o.RunDir, "tenured.sock")
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
-			defer cancel()
-			all := doctor.Judge(doctor.Observe(ctx, o))
-			show := doctorTable
-			if output == "json" {
-				show = func(w io.Writer, all []doctor.Finding) error { return printJSON(w, all) }
-			}
-			if err := show(cmd.OutOrStdout(), all); err != nil {
-				return failed(exitStands, "print findings: %w", err)
-			}
-			if doctor.Failed(all) {
-				return &exitError{exitStands, errQuiet}
-			}
-			return nil
-		},
 	}
-	fs := cmd.Flags()
-	fs.StringVarP(&output, "output", "o", "table", "`form`: table or json")
-	doctorFlags(fs, &o)
+	f := newForms(cmd, "table", "json", "yaml")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := f.check(); err != nil {
+			return err
+		}
+		toLookAt(cmd, &o, *socket, config)
+		ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
+		defer cancel()
+		all := doctor.Judge(doctor.Observe(ctx, o))
+		if err := f.show(cmd.OutOrStdout(), all, func(w io.Writer) error { return doctorTable(w, all) }); err != nil {
+			return err
+		}
+		if doctor.Failed(all) {
+			return &exitError{exitStands, errQuiet}
+		}
+		return nil
+	}
+	doctorFlags(cmd.Flags(), &o, &config)
 	return cmd
 }
 
 // doctorFlags say where to look.
-func doctorFlags(fs *pflag.FlagSet, o *doctor.Options) {
+func doctorFlags(fs *pflag.FlagSet, o *doctor.Options, config *string) {
+	fs.StringVar(config, "config", "/etc/tenure/tenured.yaml", "tenured's configuration `file`")
 	fs.StringVar(&o.Instance, "name", "tenure", "the daemon's --name")
 	fs.StringVar(&o.Underlay, "iface", "", "underlay `interface` (default the daemon's, else the default route's)")
 	fs.StringVar(&o.RunDir, "run-dir", "/run/tenure", "the daemon's --run-dir")

@@ -3,10 +3,14 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
 
 	"github.com/tenure-cni/tenure/daemon/doctor"
 )
@@ -64,9 +68,47 @@ func TestDoctor(t *testing.T) {
 	has(beside, doctor.Error, "not-ready", "the deadline passed")
 	has(beside, doctor.Warning, "foreign", "docker0 is in the way")
 
-	for _, args := range [][]string{{"doctor", "-o", "yaml"}, {"doctor", "now"}, {"doctor", "--nonsense"}} {
+	for _, args := range [][]string{{"doctor", "-o", "xml"}, {"doctor", "now"}, {"doctor", "--nonsense"}} {
 		if code, _, _ := ran(t.Context(), args...); code != exitUsage {
 			t.Errorf("%v ends with %d, want %d", args, code, exitUsage)
+		}
+	}
+}
+
+// TestDoctorConfig: doctor looks where the daemon's configuration says, a flag
+// wins, and a faulty file is said and no reason to stop.
+func TestDoctorConfig(t *testing.T) {
+	dir := t.TempDir()
+	config := filepath.Join(dir, "tenured.yaml")
+	find := func(text string, args ...string) (all []doctor.Finding, out, said string) {
+		t.Helper()
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, out, said = ran(t.Context(), append([]string{"doctor", "-o", "yaml", "--config", config, "--cni-bin-dir", dir}, args...)...)
+		if err := yaml.UnmarshalStrict([]byte(out), &all); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return all, out, said
+	}
+	text := fmt.Sprintf("run-dir: %s/run\nstate-dir: %s/state\ncni-conf-file: %s/net.d/10-tenure.conflist\n", dir, dir, dir)
+	all, out, said := find(text)
+	if said != "" || len(all) == 0 || !strings.Contains(out, dir+"/run/tenured.sock") || !strings.Contains(out, dir+"/net.d") {
+		t.Errorf("%s%s", said, out)
+	}
+	if _, out, _ := find(text, "--run-dir", dir+"/mine"); !strings.Contains(out, dir+"/mine/tenured.sock") {
+		t.Error(out)
+	}
+	if all, _, said := find("run-dir: [\n", "--run-dir", dir); len(all) == 0 || !strings.Contains(said, "does not say where to look") {
+		t.Errorf("a faulty file: %s", said)
+	}
+}
+
+// TestFormsAreOffered: the shell completes -o of each.
+func TestFormsAreOffered(t *testing.T) {
+	for verb, want := range map[string]string{"status": "wide", "stranded": "ids", "doctor": "yaml"} {
+		if _, out, _ := ran(t.Context(), "__complete", verb, "-o", ""); !strings.Contains(out, want+"\n") {
+			t.Errorf("%s -o offers %s", verb, out)
 		}
 	}
 }

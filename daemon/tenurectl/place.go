@@ -2,6 +2,9 @@ package main
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -9,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/doctor"
 	"github.com/tenure-cni/tenure/daemon/uninstall"
 )
 
@@ -29,9 +33,9 @@ func readConfig(cmd *cobra.Command, file string) (conf.Daemon, error) {
 
 // take takes over what the daemon's own configuration says, where no flag does.
 // Socket and subnet file follow a run-dir that is given.
-func (p place) take(cfg conf.Daemon, fs *pflag.FlagSet) {
+func (p place) take(cfg conf.Daemon, flags *pflag.FlagSet) {
 	set := func(flag string, to *string, value string) {
-		if to != nil && value != "" && !fs.Changed(flag) {
+		if to != nil && value != "" && !flags.Changed(flag) {
 			*to = value
 		}
 	}
@@ -43,7 +47,7 @@ func (p place) take(cfg conf.Daemon, fs *pflag.FlagSet) {
 	}
 	set("subnet-file", p.subnetFile, filepath.Join(*p.runDir, "subnet.env"))
 	switch {
-	case !fs.Changed("run-dir"):
+	case !flags.Changed("run-dir"):
 		set("socket", p.socket, cfg.Socket)
 		set("subnet-file", p.subnetFile, cfg.SubnetFile)
 	default:
@@ -54,17 +58,17 @@ func (p place) take(cfg conf.Daemon, fs *pflag.FlagSet) {
 // toRemove fills in what is to be removed. It is never guessed: a configuration
 // that cannot be read, or is another instance's, would lead to a wrong one.
 func toRemove(cmd *cobra.Command, o *uninstall.Options) error {
-	fs := cmd.Flags()
-	named := fs.Changed("run-dir") && fs.Changed("state-dir")
+	flags := cmd.Flags()
+	named := flags.Changed("run-dir") && flags.Changed("state-dir")
 	cfg, err := readConfig(cmd, o.Layout.Config)
 	_, missing := os.Stat(o.Layout.Config)
 	switch {
 	case err != nil && missing == nil && !named:
 		return failed(exitUsage, "%s does not say what to remove: %w\nRepair it, or give --name, --run-dir, --state-dir and --cni-conf-dir", o.Layout.Config, err)
-	case err != nil && fs.Changed("config") && !named:
+	case err != nil && flags.Changed("config") && !named:
 		return failed(exitUsage, "--config %s: %w\nGive the daemon's, or --name, --run-dir, --state-dir and --cni-conf-dir", o.Layout.Config, err)
 	}
-	if other := cmp.Or(cfg.Name, "tenure"); fs.Changed("name") && o.Instance != other {
+	if other := cmp.Or(cfg.Name, "tenure"); flags.Changed("name") && o.Instance != other {
 		if !named {
 			return failed(exitUsage, "--name %s: give its --config, or its --run-dir and --state-dir too", o.Instance)
 		}
@@ -72,6 +76,17 @@ func toRemove(cmd *cobra.Command, o *uninstall.Options) error {
 		o.KeepPrograms = o.KeepPrograms || missing == nil
 		o.Layout.Config = ""
 	}
-	place{&o.Instance, &o.RunDir, &o.StateDir, &o.ConfDir, &o.Socket, &o.SubnetFile}.take(cfg, fs)
+	place{&o.Instance, &o.RunDir, &o.StateDir, &o.ConfDir, &o.Socket, &o.SubnetFile}.take(cfg, flags)
 	return nil
+}
+
+// toLookAt fills in where doctor looks. A configuration that cannot be read is
+// said; doctor is there for hosts on which something is wrong.
+func toLookAt(cmd *cobra.Command, o *doctor.Options, socket, config string) {
+	o.Socket = socket
+	cfg, err := readConfig(cmd, config)
+	if err != nil && (cmd.Flag("config").Changed || !errors.Is(err, fs.ErrNotExist)) {
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "tenurectl: %s does not say where to look: %v\n", config, err)
+	}
+	place{name: &o.Instance, runDir: &o.RunDir, stateDir: &o.StateDir, confDir: &o.ConfDir, socket: &o.Socket}.take(cfg, cmd.Flags())
 }

@@ -19,32 +19,32 @@ import (
 const statusTimeout = 5 * time.Second
 
 func newStatus(socket *string) *cobra.Command {
-	var output string
 	cmd := &cobra.Command{
 		Use: "status", Short: "what this node holds, whom it reaches and what is wrong", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			show := map[string]func(io.Writer, *api.Status) error{
-				"table": printTable, "wide": printWide,
-				"json": func(w io.Writer, s *api.Status) error { return printJSON(w, s) },
-				"yaml": func(w io.Writer, s *api.Status) error { return printYAML(w, s) },
-			}[output]
-			if show == nil {
-				return failed(exitUsage, "--output %q is none of table, wide, json and yaml", output)
-			}
-			s, err := askStatus(cmd.Context(), *socket)
-			if err != nil {
-				return err
-			}
-			if err := show(cmd.OutOrStdout(), s); err != nil {
-				return failed(exitStands, "print status: %w", err)
-			}
-			if unhealthy(s) {
-				return &exitError{exitStands, errQuiet}
-			}
-			return nil
-		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "`form`: table, wide, json or yaml")
+	f := newForms(cmd, "table", "wide", "json", "yaml")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := f.check(); err != nil {
+			return err
+		}
+		s, err := askStatus(cmd.Context(), *socket)
+		if err != nil {
+			return err
+		}
+		err = f.show(cmd.OutOrStdout(), s, func(w io.Writer) error {
+			if f.wide() {
+				return printWide(w, s)
+			}
+			return printTable(w, s)
+		})
+		if err != nil {
+			return err
+		}
+		if unhealthy(s) {
+			return &exitError{exitStands, errQuiet}
+		}
+		return nil
+	}
 	return cmd
 }
 

@@ -12,40 +12,42 @@ import (
 )
 
 func newStranded(socket *string) *cobra.Command {
-	var output string
 	cmd := &cobra.Command{
 		Use: "stranded", Short: "the pods on subnets that this node no longer holds", Args: cobra.NoArgs,
 		Long: "stranded lists the pods of this node that sit on a subnet it no longer holds.\n" +
 			"It exits 0 when there is none, 1 when there are some, 3 when that cannot be told.",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			var show func(io.Writer, []api.Stranded) error
-			switch output {
-			case "table":
-				show = strandedTable
-			case "json":
-				show = strandedJSON
-			case "ids":
-				show = strandedIDs
-			default:
-				return failed(exitUsage, "--output %q is none of table, json, ids", output)
-			}
-			s, err := askStatus(cmd.Context(), *socket)
-			if err != nil {
-				return err
-			}
-			if unknown(s) {
-				return failed(exitNotReached, "whether pods are stranded is not known yet: the node is %s: %s", s.State, s.Reason)
-			}
-			if err := show(cmd.OutOrStdout(), s.Stranded); err != nil {
-				return failed(exitStands, "print stranded pods: %w", err)
-			}
-			if len(s.Stranded) > 0 {
-				return &exitError{exitStands, errQuiet}
-			}
-			return nil
-		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "`form`: table, json, or ids for one container ID a line")
+	f := newForms(cmd, "table", "json", "yaml", "ids")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := f.check(); err != nil {
+			return err
+		}
+		s, err := askStatus(cmd.Context(), *socket)
+		if err != nil {
+			return err
+		}
+		if unknown(s) {
+			return failed(exitNotReached, "whether pods are stranded is not known yet: the node is %s: %s", s.State, s.Reason)
+		}
+		all := s.Stranded
+		if all == nil {
+			all = []api.Stranded{} // an array, also where there is nothing
+		}
+		err = f.show(cmd.OutOrStdout(), all, func(w io.Writer) error {
+			if f.form == "ids" {
+				return strandedIDs(w, all)
+			}
+			return strandedTable(w, all)
+		})
+		if err != nil {
+			return err
+		}
+		if len(all) > 0 {
+			return &exitError{exitStands, errQuiet}
+		}
+		return nil
+	}
+	cmd.Flag("output").Usage += " (one container ID a line)"
 	return cmd
 }
 
@@ -53,14 +55,6 @@ func newStranded(socket *string) *cobra.Command {
 // That is not to be taken for "none".
 func unknown(s *api.Status) bool {
 	return s.Lease == nil && len(s.Stranded) == 0 && (s.State == api.StateStarting || s.State == api.StateRefused)
-}
-
-// strandedJSON prints an array, also where there is nothing.
-func strandedJSON(w io.Writer, all []api.Stranded) error {
-	if all == nil {
-		all = []api.Stranded{}
-	}
-	return printJSON(w, all)
 }
 
 // strandedIDs prints each container once, for a shell's loop.
