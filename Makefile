@@ -14,7 +14,7 @@ STAMP := -X main.version=$(VERSION)
 TOOLS := $(CURDIR)/bin/tools
 
 # Under sudo, what was built is handed to the user who will build again.
-GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then chown -R "$$SUDO_UID:$$SUDO_GID" bin; fi
+GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then for d in bin dist; do [ ! -e $$d ] || chown -R "$$SUDO_UID:$$SUDO_GID" $$d; done; fi
 
 .DEFAULT_GOAL := build
 .PHONY: help build tools demo test test-long test-short lint man vulncheck bench lab-up lab-down install packages clean go root
@@ -56,6 +56,7 @@ lint: $(TOOLS)/golangci-lint ## golangci-lint (its first build takes minutes)
 man: build ## the manual pages, in dist/man/
 	@mkdir -p dist/man
 	bin/tenurectl man dist/man
+	@$(GIVE)
 
 vulncheck: $(TOOLS)/govulncheck ## known vulnerabilities that the code calls (asks vuln.go.dev)
 	$(TOOLS)/govulncheck ./...
@@ -75,11 +76,12 @@ lab-up: root ## start a lab of three nodes and leave it running (root)
 lab-down: root go ## remove every lab that lab-up left running (root)
 	$(GO) run -buildvcs=false ./test/lab/labctl down
 
-install: ## put bin/, the unit and a first configuration where a node wants them (DESTDIR, PREFIX, CNI_BIN)
+install: ## put bin/, the unit and a first configuration where a node wants them (DESTDIR, PREFIX, CNI_BIN, UNIT_DIR)
 	./scripts/install
 
 packages: build $(TOOLS)/nfpm ## deb and rpm, in dist/
 	./scripts/packages dist $(VERSION)
+	@$(GIVE)
 
 clean: ## remove what was built
 	rm -rf bin dist

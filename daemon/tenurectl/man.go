@@ -131,7 +131,8 @@ func tenurectlPage(root *cobra.Command) string {
 
 // command is a section of its own for a command, and for each below it.
 func (m *manual) command(c *cobra.Command) {
-	if c.Hidden || !c.IsAvailableCommand() {
+	// What is long to say of completion is cobra's, and "completion --help" says it.
+	if c.Hidden || !c.IsAvailableCommand() || c.Name() == "completion" {
 		return
 	}
 	m.line(".SS %s", escape(c.UseLine()))

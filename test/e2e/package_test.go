@@ -29,11 +29,15 @@ copy() { chroot "$work/root" "$@"; }
 
 // packageLife installs, runs, upgrades, removes and purges the package.
 const packageLife = `
+left() { echo "left: $*"; exit 1; }
 copy dpkg -i /p.deb
 copy tenured --version
 copy tenurectl version
 test -x "$work/root/opt/cni/bin/tenure" -a -x "$work/root/opt/cni/bin/tenure-ipam"
 test -e "$work/root/usr/lib/systemd/system/tenured.service"
+for f in man/man8/tenured.8.gz man/man8/tenurectl.8.gz bash-completion/completions/tenurectl zsh/vendor-completions/_tenurectl fish/vendor_completions.d/tenurectl.fish; do
+	test -s "$work/root/usr/share/$f" || { echo "missing: $f"; exit 1; }
+done
 if copy tenurectl status 2>/dev/null; then echo "something was started"; exit 1; fi
 cat >"$work/root/etc/tenure/tenured.yaml" <<END
 node-name: n1
@@ -56,7 +60,6 @@ grep -q etcd-embedded "$work/root/etc/tenure/tenured.yaml"
 
 copy dpkg -r tenure
 wait $daemon
-left() { echo "left: $*"; exit 1; }
 for f in etc/cni/net.d/10-tenure.conflist usr/sbin/tenured opt/cni/bin/tenure; do test ! -e "$work/root/$f" || left $f; done
 test -e "$work/root/etc/tenure/tenured.yaml"
 for d in tenure.1 tenure0; do ip link show dev $d 2>/dev/null && left $d; done
