@@ -79,7 +79,7 @@ func newRoot() *cobra.Command {
 	}
 	var socket string
 	root.PersistentFlags().StringVar(&socket, "socket", api.DefaultSocket, "unix socket `path` of this node's tenured")
-	root.AddCommand(newDoctor(&socket), newInstall(), newLeave(&socket), newMan(), newStatus(&socket), newStranded(&socket), newSupportBundle(&socket), newUninstall(&socket), newVersion())
+	root.AddCommand(newDockerOpts(&socket), newDoctor(&socket), newInstall(), newLeave(&socket), newMan(), newStatus(&socket), newStranded(&socket), newSupportBundle(&socket), newUninstall(&socket), newVersion())
 	root.AddCommand(newConfig(&socket), newHistory(&socket), newInit(&socket), newLeases(&socket), newMap(&socket),
 		newRelease(&socket), newReserve(&socket), newUnreserve(&socket))
 	return root

@@ -80,6 +80,21 @@ func toRemove(cmd *cobra.Command, o *uninstall.Options) error {
 	return nil
 }
 
+// whose fills in name and socket of the instance whose configuration that is. A
+// faulty one is an error: another bridge's name would be a guess.
+func whose(cmd *cobra.Command, config string, name, socket *string) error {
+	cfg, err := readConfig(cmd, config)
+	if err != nil && (cmd.Flag("config").Changed || !errors.Is(err, fs.ErrNotExist)) && !cmd.Flag("name").Changed {
+		return failed(exitUsage, "%s does not say whose bridge it is: %w\nRepair it, or give --name", config, err)
+	}
+	if cmd.Flag("name").Changed && *name != cmp.Or(cfg.Name, "tenure") && !cmd.Flag("socket").Changed {
+		return failed(exitUsage, "--name %s: give its --config or --socket too", *name)
+	}
+	var runDir string
+	place{name: name, runDir: &runDir, socket: socket}.take(cfg, cmd.Flags())
+	return nil
+}
+
 // toLookAt fills in where doctor looks. A configuration that cannot be read is
 // said; doctor is there for hosts on which something is wrong.
 func toLookAt(cmd *cobra.Command, o *doctor.Options, socket, config string) {
