@@ -91,17 +91,27 @@ func (r *removal) refuseContainer() error {
 	}
 	theirs, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	ours, _ := os.ReadFile("/proc/self/cgroup")
-	if in := containerOf(string(theirs)); in != "" && in != containerOf(string(ours)) {
+	in := containerOf(string(theirs))
+	if pid == 1 { // seen from inside
+		in = "this one"
+	} else if in == containerOf(string(ours)) {
+		in = ""
+	}
+	if in != "" {
 		return fmt.Errorf("tenured, process %d, runs in a container (%s), and would be started there again: take this node out of its DaemonSet first, then run this on the host once the pod is gone", pid, in)
 	}
 	return nil
 }
 
-// containerOf is the control group of a container as a process's list of
-// groups tells it, "" where the process is in none. Runtimes name it by the 64
-// digits of the container's ID.
+// containerOf is the control group of the innermost container as a process's
+// list of groups tells it, "" where the process is in none. Runtimes name it by
+// the 64 digits of the container's ID.
 func containerOf(groups string) string {
-	return regexp.MustCompile(`[^/\n]*[0-9a-f]{64}[^/\n]*`).FindString(groups)
+	all := regexp.MustCompile(`[^/\n]*[0-9a-f]{64}[^/\n]*`).FindAllString(groups, -1)
+	if len(all) == 0 {
+		return ""
+	}
+	return all[len(all)-1]
 }
 
 // listener is the process that listens on a socket, 0 for none.

@@ -86,12 +86,13 @@ func TestOtherDaemon(t *testing.T) {
 }
 
 func TestContainerOf(t *testing.T) {
-	id := strings.Repeat("0a", 32)
+	id, outer := strings.Repeat("0a", 32), strings.Repeat("b", 64)
 	for groups, want := range map[string]string{
 		"0::/system.slice/tenured.service\n": "",
 		"0::/\n":                             "",
 		"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-" + id + ".scope\n":        "cri-containerd-" + id + ".scope",
 		"12:cpu:/kubepods/besteffort/pod1/" + id + "\n1:name=systemd:/kubepods/" + id:     id,
+		"0::/docker/" + outer + "/kubepods/pod1/" + id + "\n":                             id,
 		"0::/machine.slice/libpod-" + id + ".scope/container\n":                           "libpod-" + id + ".scope",
 		"0::/user.slice/user-1000.slice/session-3.scope\n1:name=systemd:/user.slice/0a0a": "",
 	} {
