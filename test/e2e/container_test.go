@@ -49,4 +49,15 @@ func TestUninstallBesideContainer(t *testing.T) {
 	if s := cluster.Status(ctx, t, n); s.State != api.StateHeld {
 		t.Errorf("the daemon is %s", s.State)
 	}
+
+	// Once it is gone there is nobody to give the subnet up.
+	if err := n.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if r := cluster.Run(ctx, t, n, "tenurectl", args...); r.Code != 0 || !strings.Contains(r.Out, "tenurectl release NODE --force") {
+		t.Errorf("without a daemon: %s", r)
+	}
+	if _, err := os.Stat(conflist); err == nil {
+		t.Errorf("%s is left", conflist)
+	}
 }
