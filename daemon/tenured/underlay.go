@@ -152,23 +152,28 @@ func (u *underlay) detect(ctx context.Context) (node.Underlay, error) {
 	return u.byRoute(ctx, links)
 }
 
+// byPattern is the first usable one of the links that --iface names. Together
+// with --public-ip it is the one of them that has that address, on which outer
+// packets then come from it; where none has it, it is translated on the way
+// (1:1 NAT), and they come from the first one's own.
 func (u *underlay) byPattern(links []netlink.Link) (node.Underlay, error) {
-	var near error
-	for _, pattern := range u.cfg.Ifaces {
-		for _, l := range links {
-			// Load has checked the patterns.
-			if ok, _ := path.Match(pattern, l.Attrs().Name); !ok || u.own(l.Attrs().Name) {
-				continue
-			}
-			found, err := u.of(l)
-			if err == nil && u.cfg.PublicIP.IsValid() {
-				return u.announcing(l, found)
-			}
-			if err == nil {
-				return found, nil
-			}
-			near = err
+	named := u.named(links)
+	if u.cfg.PublicIP.IsValid() {
+		if found, ok, err := u.bearing(named); ok || err != nil {
+			return found, err
 		}
+	}
+	var near error
+	for _, l := range named {
+		found, err := u.of(l)
+		if err != nil {
+			near = err
+			continue
+		}
+		if u.cfg.PublicIP.IsValid() {
+			found.PublicIP = u.cfg.PublicIP
+		}
+		return found, nil
 	}
 	if near != nil {
 		return node.Underlay{}, near
@@ -176,35 +181,44 @@ func (u *underlay) byPattern(links []netlink.Link) (node.Underlay, error) {
 	return node.Underlay{}, fmt.Errorf("no interface matches --iface %s", strings.Join(u.cfg.Ifaces, ", "))
 }
 
-// announcing is a link together with --public-ip: outer packets come from that
-// address where the link has it, and from the link's own where it is
-// translated on the way (1:1 NAT).
-func (u *underlay) announcing(l netlink.Link, found node.Underlay) (node.Underlay, error) {
-	addrs, err := u.addresses(l)
-	if err != nil {
-		return node.Underlay{}, err
+// named are the links that --iface names, in the order of the patterns.
+func (u *underlay) named(links []netlink.Link) []netlink.Link {
+	var named []netlink.Link
+	for _, pattern := range u.cfg.Ifaces {
+		for _, l := range links {
+			// Load has checked the patterns.
+			if ok, _ := path.Match(pattern, l.Attrs().Name); ok && !u.own(l.Attrs().Name) {
+				named = append(named, l)
+			}
+		}
 	}
-	found.PublicIP = u.cfg.PublicIP
-	if slices.Contains(addrs, u.cfg.PublicIP) {
-		found.Local = u.cfg.PublicIP
-	}
-	return found, nil
+	return named
 }
 
 func (u *underlay) byAddress(links []netlink.Link) (node.Underlay, error) {
+	if found, ok, err := u.bearing(links); ok || err != nil {
+		return found, err
+	}
+	return node.Underlay{}, fmt.Errorf("--public-ip %s is on no interface of this node; if it is translated on the way, give --iface too", u.cfg.PublicIP)
+}
+
+// bearing is the underlay on that one of the links which has the address
+// --public-ip; false if none has.
+func (u *underlay) bearing(links []netlink.Link) (node.Underlay, bool, error) {
 	for _, l := range links {
 		if u.own(l.Attrs().Name) {
 			continue
 		}
 		addrs, err := u.addresses(l)
 		if err != nil {
-			return node.Underlay{}, err
+			return node.Underlay{}, false, err
 		}
 		if slices.Contains(addrs, u.cfg.PublicIP) {
-			return u.from(l, u.cfg.PublicIP)
+			found, err := u.from(l, u.cfg.PublicIP)
+			return found, err == nil, err
 		}
 	}
-	return node.Underlay{}, fmt.Errorf("--public-ip %s is on no interface of this node; if it is translated on the way, give --iface too", u.cfg.PublicIP)
+	return node.Underlay{}, false, nil
 }
 
 // byRoute asks the kernel how it would reach etcd, or the world if etcd is on
@@ -223,6 +237,9 @@ func (u *underlay) byRoute(ctx context.Context, links []netlink.Link) (node.Unde
 	for _, l := range links {
 		if l.Attrs().Index != routes[0].LinkIndex {
 			continue
+		}
+		if name := l.Attrs().Name; u.own(name) {
+			return node.Underlay{}, fmt.Errorf("the route to %s goes through %s, which is Tenure's own; give --iface or --public-ip", dst, name)
 		}
 		src, _ := netip.AddrFromSlice(routes[0].Src)
 		return u.from(l, src.Unmap())

@@ -249,6 +249,68 @@ func TestUnderlayByRoute(t *testing.T) {
 	})
 }
 
+// TestN2 is flannel #981, #1536 and #2045: of several addresses only the first
+// was looked at, of several interfaces the last one won, or an address of the
+// other family was announced. Right is: the named address is used, the order of
+// the patterns decides, and neither a deprecated address nor a device of our
+// own is ever taken.
+func TestN2(t *testing.T) {
+	m := newMachine(t)
+	m.up("lo")
+	for i := range 40 {
+		m.link(fmt.Sprintf("veth%d", i))
+	}
+	m.link("tenure0", "10.5.34.1/24")
+	m.link("tenure.1", "10.5.34.0/32")
+	// The first is deprecated, the last one a secondary of the second.
+	m.link("nic0", "192.0.2.10/25 deprecated", "192.0.2.140/25", "192.0.2.141/25",
+		"2001:db8::1/64 deprecated", "2001:db8::2/64", "fd00:1::1/64", "fd00:2::1/64")
+	m.link("nic1", "198.51.100.1/25", "198.51.100.2/25", "198.51.100.129/25")
+	m.down(m.link("nic2", "198.51.100.200/32"))
+	m.route("203.0.113.0/24", "192.0.2.1") // by the net of the deprecated address
+	m.route("10.6.0.0/16", "198.51.100.130")
+	if err := m.h.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4(10, 7, 0, 0), Mask: net.CIDRMask(16, 32)}, LinkIndex: m.up("tenure.1").Attrs().Index}); err != nil {
+		t.Fatal(err)
+	}
+	translated := on("nic0", "192.0.2.140")
+	translated.PublicIP = ip("203.0.113.9")
+
+	for name, c := range map[string]struct {
+		ifaces       []string
+		public, etcd string
+		want         node.Underlay
+		text         string
+	}{
+		"past the deprecated address":           {ifaces: []string{"nic0"}, want: on("nic0", "192.0.2.140")},
+		"and past what matches without any":     {ifaces: []string{"veth*", "nic*"}, want: on("nic0", "192.0.2.140")},
+		"the first interface of a pattern":      {ifaces: []string{"nic*"}, want: on("nic0", "192.0.2.140")},
+		"the first pattern":                     {ifaces: []string{"nic1", "nic*"}, want: on("nic1", "198.51.100.1")},
+		"neither lo nor our own":                {ifaces: []string{"*"}, want: on("nic0", "192.0.2.140")},
+		"the secondary address, by itself":      {public: "192.0.2.141", want: on("nic0", "192.0.2.141")},
+		"the secondary address of the pattern":  {ifaces: []string{"nic0"}, public: "192.0.2.141", want: on("nic0", "192.0.2.141")},
+		"the second interface, by its address":  {ifaces: []string{"nic*"}, public: "198.51.100.2", want: on("nic1", "198.51.100.2")},
+		"and by its third":                      {ifaces: []string{"veth*", "nic*"}, public: "198.51.100.129", want: on("nic1", "198.51.100.129")},
+		"an address on one that is down":        {ifaces: []string{"nic*"}, public: "198.51.100.200", text: "interface nic2 is down"},
+		"an address of none of them":            {ifaces: []string{"nic*"}, public: "203.0.113.9", want: translated},
+		"the deprecated address":                {public: "192.0.2.10", text: "192.0.2.10 is on no interface"},
+		"by a route from the deprecated one":    {etcd: "http://203.0.113.2:2379", want: on("nic0", "192.0.2.140")},
+		"by a route from the third":             {etcd: "http://10.6.0.2:2379", want: on("nic1", "198.51.100.129")},
+		"towards an etcd of the other family":   {etcd: "http://[fd00:2::2]:2379", want: on("nic0", "192.0.2.140")},
+		"not by a route through a device of us": {etcd: "http://10.7.0.2:2379", text: "the route to 10.7.0.2 goes through tenure.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := conf.Daemon{Ifaces: c.ifaces}
+			if c.public != "" {
+				cfg.PublicIP = ip(c.public)
+			}
+			if c.etcd != "" {
+				cfg.Etcd.Endpoints = []string{c.etcd}
+			}
+			wantUnderlay(t, m.underlay(cfg), c.want, c.text)
+		})
+	}
+}
+
 // TestUnderlayStays: what was found once serves on while nothing better is
 // there, and follows when there is.
 func TestUnderlayStays(t *testing.T) {
