@@ -16,6 +16,8 @@ type Conflict struct {
 	What string
 	// Peer is set when this one peer cannot be programmed because of it.
 	Peer netip.Prefix
+	// Device is set where one of others keeps ours from being made.
+	Device string
 	// Text says what clashes with what.
 	Text string
 }
@@ -110,6 +112,11 @@ func (p *planner) add(scope string, c Change) {
 
 func (p *planner) conflict(what, format string, args ...any) {
 	p.conflicts = append(p.conflicts, Conflict{What: what, Text: fmt.Sprintf(format, args...)})
+}
+
+// blocks notes that a device of others keeps one of ours from being made.
+func (p *planner) blocks(what, device, text string) {
+	p.conflicts = append(p.conflicts, Conflict{What: what, Device: device, Text: text})
 }
 
 func (p *planner) reject(peer Peer, format string, args ...any) {

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,7 +18,7 @@ func (p *planner) bridge() {
 	}
 	link, exists := p.have.Links[name]
 	if exists && link.Kind != KindBridge {
-		p.conflict(ConflictBridge, "%s is a %s and not a bridge, and is left alone", name, link.Kind)
+		p.blocks(ConflictBridge, name, fmt.Sprintf("%s is a %s and not a bridge, and is left alone", name, link.Kind))
 		return
 	}
 	if !exists {

@@ -18,8 +18,9 @@ func (p *planner) vxlan() {
 	p.otherVxlans(name)
 	renamed := p.renamed(scopeVxlan, name, KindVxlan, p.want.Vxlan.MAC)
 	link, exists := p.have.Links[name]
-	if p.blocked = p.vxlanClash(name, link, exists, renamed); p.blocked != "" {
-		p.conflict(ConflictOverlay, "%s", p.blocked)
+	var other string
+	if other, p.blocked = p.vxlanClash(name, link, exists, renamed); p.blocked != "" {
+		p.blocks(ConflictOverlay, other, p.blocked)
 		return
 	}
 	_, parent := p.have.Links[p.want.Vxlan.Parent]
@@ -114,9 +115,9 @@ func (p *planner) otherVxlans(name string) {
 // vxlanClash returns what keeps the device from being made: a link of our
 // name that is something else, or a vxlan device of somebody else with our
 // VNI and port, of which the kernel allows one. renamed are ours.
-func (p *planner) vxlanClash(name string, link Link, exists bool, renamed []string) string {
+func (p *planner) vxlanClash(name string, link Link, exists bool, renamed []string) (other, text string) {
 	if exists && link.Kind != KindVxlan {
-		return name + " is a " + link.Kind + " and not a vxlan device, and is left alone"
+		return name, name + " is a " + link.Kind + " and not a vxlan device, and is left alone"
 	}
 	others := keysThat(p.have.Links, strings.Compare, func(other string) bool {
 		l := p.have.Links[other]
@@ -124,9 +125,9 @@ func (p *planner) vxlanClash(name string, link Link, exists bool, renamed []stri
 			l.Tunnel.VNI == p.want.Vxlan.VNI && l.Tunnel.Port == p.want.Vxlan.Port
 	})
 	if len(others) > 0 {
-		return others[0] + " is a vxlan device " + ownerOf(others[0]) + " with the same VNI and port"
+		return others[0], others[0] + " is a vxlan device " + ownerOf(others[0]) + " with the same VNI and port"
 	}
-	return ""
+	return "", ""
 }
 
 // ownerOf says whose vxlan device bears the name, as far as it tells.

@@ -119,7 +119,8 @@ func install(missing []string, dir string) string {
 // daemon's word with the file that other programs read.
 func (j *judge) records() {
 	if j.LedgerErr != "" {
-		j.found(Warning, "ledger", "the ledger cannot be read", j.LedgerErr, "journalctl -u tenured")
+		j.found(Warning, "ledger", "the ledger cannot be read; tenured goes on with what it remembers, writes the file anew at the next change, and at its start makes it again from the pods' interfaces",
+			j.LedgerErr, "systemctl restart tenured; journalctl -u tenured")
 	}
 	if s := j.held(); j.Status != nil && s.IsValid() && j.Announced.IsValid() && j.Announced.Masked() != s {
 		j.found(Warning, "subnet-env", "subnet.env names another subnet than the one held", fmt.Sprintf("%s, held %s", j.Announced, s), "journalctl -u tenured")

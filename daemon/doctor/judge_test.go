@@ -170,7 +170,7 @@ func TestEachFinding(t *testing.T) {
 		{"managed by NetworkManager", link("tenure.1", func(l *Link) { l.Manager = networkManager }), "warning link-manager", networkManager, "nmcli device set tenure.1 managed no"},
 		{"no gateway", link("tenure0", func(l *Link) { l.Addrs = nil }), "error bridge", "want 10.5.34.1/24", "journalctl"},
 		{"no bridge", func(f *Facts) { delete(f.Links, "tenure0") }, "error bridge", "tenure0", "journalctl"},
-		{"ledger spoilt", func(f *Facts) { f.Ledger, f.LedgerErr = nil, "unexpected end" }, "warning ledger", "unexpected end", "journalctl"},
+		{"ledger spoilt", func(f *Facts) { f.Ledger, f.LedgerErr = nil, "unexpected end" }, "warning ledger", "unexpected end", "systemctl restart tenured"},
 		{"pod without interface", func(f *Facts) { delete(f.Links, podLink) }, "warning interface-missing", podLink + " of container c1", "crictl"},
 		{"interface without record", func(f *Facts) { f.Links["tenx"] = Link{Alias: alias("tenure", "c9")} }, "warning interface-unknown", "tenx of container c9", "restart tenured"},
 		{"pod comes", func(f *Facts) {

@@ -172,7 +172,7 @@ func planeProblems(r dataplane.Report, pods int) []api.Problem {
 		all = append(all, problem("fought-over", api.SeverityWarning, strings.Join(fought, "; "),
 			"find what does it, such as a network manager or a firewall, and have it leave Tenure's devices, routes and chains alone"))
 	}
-	var foreign []string
+	var foreign, fixes []string
 	severity := api.SeverityWarning
 	for _, c := range r.Conflicts {
 		switch {
@@ -184,14 +184,18 @@ func planeProblems(r dataplane.Report, pods int) []api.Problem {
 			all = append(all, problem("neighbour-limits", api.SeverityWarning, c.Text, dataplane.NeighbourFix(pods)))
 		case c.What == dataplane.ConflictBridge, c.What == dataplane.ConflictOverlay:
 			severity = api.SeverityError
+			fixes = append(fixes, "ip link del "+c.Device)
 			fallthrough
 		default:
 			foreign = append(foreign, c.Text)
 		}
 	}
 	if len(foreign) > 0 {
-		all = append(all, problem("foreign", severity, strings.Join(foreign, "; "),
-			"remove what clashes, or move it; Tenure leaves it alone"))
+		fix := "remove what clashes, or move it; Tenure leaves it alone"
+		if len(fixes) > 0 {
+			fix += ": " + strings.Join(fixes, "; ")
+		}
+		all = append(all, problem("foreign", severity, strings.Join(foreign, "; "), fix))
 	}
 	return all
 }

@@ -162,9 +162,9 @@ func TestStatusOfPlaneAndStore(t *testing.T) {
 	}
 	// A device of that name keeps all pods, or all peers, from working.
 	for _, what := range []string{dataplane.ConflictBridge, dataplane.ConflictOverlay} {
-		r.plane.report = dataplane.Report{Conflicts: []dataplane.Conflict{{What: what, Text: "it is a veth"}, {Text: "route x"}}}
+		r.plane.report = dataplane.Report{Conflicts: []dataplane.Conflict{{What: what, Device: "other0", Text: "it is a veth"}, {Text: "route x"}}}
 		last := r.Status().Problems[1]
-		if last.Code != "foreign" || last.Severity != api.SeverityError || last.Text != "it is a veth; route x" {
+		if last.Code != "foreign" || last.Severity != api.SeverityError || last.Text != "it is a veth; route x" || !strings.HasSuffix(last.Fix, ": ip link del other0") {
 			t.Errorf("%s: %+v", what, last)
 		}
 	}
