@@ -26,7 +26,7 @@ func TestBrokenFiveWays(t *testing.T) {
 	c := cluster.Born(ctx, t, `{"Network":"10.5.0.0/16","LeaseTTL":"20s"}`, "n1", "n2")
 	b := newBreaker(ctx, t, c)
 	for _, w := range b.ways(ctx) {
-		t.Run(w.name, func(t *testing.T) {
+		whole := t.Run(w.name, func(t *testing.T) {
 			w.breaks(t)
 			fix := b.named(ctx, t, w.signs)
 			if w.mends == nil {
@@ -36,6 +36,9 @@ func TestBrokenFiveWays(t *testing.T) {
 			}
 			b.well(ctx, t)
 		})
+		if !whole {
+			return // one break at a time
+		}
 	}
 }
 
