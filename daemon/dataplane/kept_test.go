@@ -161,7 +161,7 @@ func TestPlanKeepsPeers(t *testing.T) {
 		}
 		w.pass(want, func(op dataplane.Op, before, after dataplane.State) {
 			switch op.Change.(type) {
-			case dataplane.DelLink, dataplane.SetMAC, dataplane.DelAddr:
+			case dataplane.DelLink, dataplane.SetMAC, dataplane.SetFlags, dataplane.DelAddr:
 				return // the kernel takes along what it likes
 			}
 			for _, p := range keep {
