@@ -135,8 +135,8 @@ func addressesIn(socket *nl.SocketHandle, namespace int) ([]netip.Addr, error) {
 		req.AddData(nl.NewRtAttr(unix.IFA_TARGET_NETNSID, id))
 		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWADDR)
 	})
-	if errors.Is(err, unix.EINVAL) {
-		return nil, nil // the namespace has gone, and its number
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EACCES) {
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)

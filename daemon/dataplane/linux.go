@@ -188,12 +188,24 @@ func (k *Linux) readPorts(s *State, names map[int]string) error {
 			s.Links[name] = link
 		}
 	}
+	k.leftBridge(s, seen)
+	return nil
+}
+
+// leftBridge puts right what has changed between the two lists: a port that the
+// second one lacks has gone with its pod, and needs no plugging in. A device of
+// our own has only left the bridge.
+func (k *Linux) leftBridge(s *State, ports map[string]bool) {
 	for name, l := range s.Links {
-		if s.Links[l.Master].Kind == KindBridge && !seen[name] {
-			delete(s.Links, name) // a pod's, which went between the two lists
+		if s.Links[l.Master].Kind != KindBridge || ports[name] {
+			continue
+		}
+		if l.Master = ""; ourVxlan(k.opts.Name, name) {
+			s.Links[name] = l
+		} else {
+			delete(s.Links, name)
 		}
 	}
-	return nil
 }
 
 func linkOf(l netlink.Link, m []byte, names map[int]string) Link {

@@ -39,3 +39,22 @@ func TestDumpP1IsReadAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestPortThatLeftBetweenTheLists: links and ports are two lists. A pod that
+// went between them is no port that somebody has changed.
+func TestPortThatLeftBetweenTheLists(t *testing.T) {
+	k := &Linux{opts: LinuxOptions{Name: "tenure"}}
+	s := State{Links: map[string]Link{
+		"tenure0": {Kind: KindBridge}, "br1": {Kind: KindBridge}, "up0": {Kind: "veth"},
+		"ten1": {Kind: "veth", Master: "tenure0"}, "ten2": {Kind: "veth", Master: "tenure0"}, "tenure.1": {Kind: KindVxlan, Master: "br1"},
+	}}
+	k.leftBridge(&s, map[string]bool{"ten1": true})
+	for name, there := range map[string]bool{"tenure0": true, "br1": true, "up0": true, "ten1": true, "ten2": false, "tenure.1": true} {
+		if _, ok := s.Links[name]; ok != there {
+			t.Errorf("%s is there: %t", name, ok)
+		}
+	}
+	if s.Links["tenure.1"].Master != "" || s.Links["ten1"].Master != "tenure0" {
+		t.Errorf("links %+v", s.Links)
+	}
+}
