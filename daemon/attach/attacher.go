@@ -61,6 +61,11 @@ type Attacher struct {
 	Step func(where string)
 
 	deletions sync.WaitGroup // that the kernel has not answered yet
+
+	mu sync.Mutex
+	// overdue are the deletions for which their caller has waited in vain, by
+	// host name; each is closed when the kernel has answered.
+	overdue map[string]chan struct{}
 }
 
 // New returns an Attacher for the instance. Its host ends are made in the
@@ -76,6 +81,9 @@ func New(instance string, host netns.NsHandle, log *slog.Logger) *Attacher {
 // Errors are ErrNamespace, ErrInterfaceExists, ErrForeignHost, ErrNoBridge,
 // that of the context, which is looked at between two requests, or the kernel's.
 func (a *Attacher) Add(ctx context.Context, netnsPath string, w Want) (Endpoint, error) {
+	if err := a.awaitOverdue(ctx, w.HostName()); err != nil {
+		return Endpoint{}, fmt.Errorf("add %s: %w", w.Owner, err)
+	}
 	k, have, err := a.observe(netnsPath, w)
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("add %s: %w", w.Owner, err)

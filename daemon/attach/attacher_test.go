@@ -170,6 +170,30 @@ func TestAddCheckDel(t *testing.T) {
 	}
 }
 
+// TestLateDeletion: a deletion whose caller has given up may still come. What
+// an ADD of the same pod then makes, or finds, stays.
+func TestLateDeletion(t *testing.T) {
+	b := newBench(t)
+	w := sample()
+	for range 20 {
+		b.add(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		b.attacher.Step = func(string) { cancel() } // right before it is deleted
+		if err := b.attacher.Del(ctx, w.HostName()); err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		b.attacher.Step = nil
+		b.add(t)
+		b.attacher.Wait()
+		b.wantLinks(t, []string{w.HostName(), "tenure0"}, []string{"eth0"})
+		must(t, b.attacher.Del(t.Context(), w.HostName()))
+	}
+	b.attacher.Wait()
+	if len(b.attacher.overdue) > 0 {
+		t.Errorf("still remembered: %v", b.attacher.overdue)
+	}
+}
+
 func TestAddIsIdempotent(t *testing.T) {
 	b := newBench(t)
 	first := b.add(t)

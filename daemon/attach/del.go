@@ -54,16 +54,19 @@ func (a *Attacher) unlink(ctx context.Context, h *netlink.Handle, link *netlink.
 	if err != nil {
 		return err
 	}
-	answer := make(chan error, 1)
+	answer, done := make(chan error, 1), make(chan struct{})
 	a.deletions.Go(func() {
 		defer own.Close()
 		answer <- deleteLink(own, link.Index)
+		close(done)
+		a.answered(link.Name, done)
 	})
 	for pause := lookFirst; ; pause = min(2*pause, lookLast) {
 		select {
 		case err := <-answer:
 			return err
 		case <-ctx.Done():
+			a.noteOverdue(link.Name, done)
 			return ctx.Err()
 		case <-time.After(pause):
 		}
@@ -72,6 +75,46 @@ func (a *Attacher) unlink(ctx context.Context, h *netlink.Handle, link *netlink.
 		if now, err := linkByName(h, link.Name); err == nil && (now == nil || now.Attrs().Index != link.Index) {
 			return nil
 		}
+	}
+}
+
+// noteOverdue remembers a deletion that goes on without its caller.
+func (a *Attacher) noteOverdue(hostName string, done chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	select {
+	case <-done:
+		return
+	default:
+	}
+	if a.overdue == nil {
+		a.overdue = map[string]chan struct{}{}
+	}
+	a.overdue[hostName] = done
+}
+
+func (a *Attacher) answered(hostName string, done chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.overdue[hostName] == done {
+		delete(a.overdue, hostName)
+	}
+}
+
+// awaitOverdue waits until no deletion may come late upon what is to be made or
+// found under the name.
+func (a *Attacher) awaitOverdue(ctx context.Context, hostName string) error {
+	a.mu.Lock()
+	done := a.overdue[hostName]
+	a.mu.Unlock()
+	if done == nil {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
