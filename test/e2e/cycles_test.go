@@ -2,15 +2,8 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -22,8 +15,6 @@ import (
 const (
 	// cyclesAtOnce is how many runtimes' workers there are.
 	cyclesAtOnce = 4
-	// cyclesAddr is where the daemon tells of itself.
-	cyclesAddr = "127.0.0.1:9475"
 	// sampled is how many ADDs at either end a median is taken of.
 	sampled = 100
 )
@@ -42,12 +33,12 @@ func TestCycles(t *testing.T) {
 	w, fresh := newCycles(ctx, t, nodes[0], count+sampled), newCycles(ctx, t, nodes[1], sampled)
 	w.start(ctx, t)
 	w.run(ctx, t, 0, warm)
-	before := use(ctx, t, w.node)
+	before := cluster.Use(ctx, t, w.node)
 	began := time.Now()
 	w.run(ctx, t, warm, count)
 	t.Logf("a cycle every %s, ADD took %s at first and %s at last", time.Since(began)/time.Duration(count-warm),
 		median(w.took[:sampled]), median(w.took[count-sampled:count]))
-	w.isFlat(ctx, t, before)
+	cluster.Flat(ctx, t, w.node, before, more())
 
 	// The machine may be busier now than it was: beside the last ADDs of this
 	// daemon there are the first of another one.
@@ -74,7 +65,7 @@ func newCycles(ctx context.Context, t *testing.T, n *lab.Node, count int) *cycle
 
 func (w *cycles) start(ctx context.Context, t *testing.T) {
 	t.Helper()
-	if err := w.node.Start(ctx, "--metrics-listen="+cyclesAddr); err != nil {
+	if err := w.node.Start(ctx, lab.MetricsListen); err != nil {
 		t.Fatal(err)
 	}
 	cluster.WaitState(ctx, t, w.node, api.StateHeld)
@@ -123,107 +114,15 @@ func median(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// usage is what a daemon needs of the machine.
-type usage struct {
-	Descriptors, Threads, Goroutines, RSS, Ledger, Log int
-}
-
 // more is by how much usage may grow between two looks at an idle daemon. Go
 // keeps threads that waited in the kernel, at most one a call; the collector
 // of garbage lets the heap double between its runs. A leak of one thing in a
 // hundred cycles, or of half a kilobyte in each, is beyond it in the long form,
 // and of one in each cycle already in the short one.
-func more() usage {
-	return usage{
+func more() cluster.Usage {
+	return cluster.Usage{
 		Descriptors: 8, Threads: 2*cyclesAtOnce + 4, Goroutines: 8, RSS: 12 << 20,
 		Ledger: 253 * 80, // a line for each address that cools
 		Log:    16 << 10, // some lines a minute
 	}
-}
-
-// isFlat waits until the daemon needs no more than before: connections and
-// their goroutines end a moment after the answer.
-func (w *cycles) isFlat(ctx context.Context, t *testing.T, before usage) {
-	t.Helper()
-	var now usage
-	defer func() { t.Logf("before %+v\nafter  %+v", before, now) }()
-	cluster.Eventually(ctx, t, 10*time.Second, "the daemon needs what it needed before", func() error {
-		now = use(ctx, t, w.node)
-		m := more()
-		var errs []error
-		for _, c := range []struct {
-			what                   string
-			before, now, mayBeMore int
-		}{
-			{"descriptors", before.Descriptors, now.Descriptors, m.Descriptors},
-			{"threads", before.Threads, now.Threads, m.Threads},
-			{"goroutines", before.Goroutines, now.Goroutines, m.Goroutines},
-			{"bytes of memory", before.RSS, now.RSS, m.RSS},
-			{"bytes of ledger", before.Ledger, now.Ledger, m.Ledger},
-			{"bytes of log", before.Log, now.Log, m.Log},
-		} {
-			if c.now > c.before+c.mayBeMore {
-				errs = append(errs, fmt.Errorf("%s: %d, before %d, and %d more are allowed", c.what, c.now, c.before, c.mayBeMore))
-			}
-		}
-		return errors.Join(errs...)
-	})
-}
-
-// use is what the node's daemon needs now.
-func use(ctx context.Context, t *testing.T, n *lab.Node) usage {
-	t.Helper()
-	proc := fmt.Sprintf("/proc/%d", n.Pid())
-	status := string(read(t, filepath.Join(proc, "status")))
-	return usage{
-		Descriptors: len(entries(t, filepath.Join(proc, "fd"))),
-		Threads:     figure(t, status, `(?m)^Threads:\s+(\d+)`),
-		RSS:         figure(t, status, `(?m)^VmRSS:\s+(\d+) kB`) << 10,
-		Goroutines:  figure(t, metrics(ctx, t, n), `(?m)^go_goroutines (\d+)`),
-		Ledger:      len(read(t, filepath.Join(n.RunDir, "ledger.json"))),
-		Log:         len(read(t, n.LogFile())),
-	}
-}
-
-func read(t *testing.T, path string) []byte {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
-func figure(t *testing.T, text, pattern string) int {
-	t.Helper()
-	m := regexp.MustCompile(pattern).FindStringSubmatch(text)
-	if m == nil {
-		t.Fatalf("no %s in %s", pattern, text)
-	}
-	v, err := strconv.Atoi(m[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v
-}
-
-// metrics are what the daemon tells of itself.
-func metrics(ctx context.Context, t *testing.T, n *lab.Node) string {
-	t.Helper()
-	transport := &http.Transport{DialContext: n.Dial}
-	defer transport.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+cyclesAddr+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }

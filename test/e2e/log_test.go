@@ -3,8 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -111,23 +109,11 @@ func quietLog(t *testing.T, n *lab.Node) {
 // look asks the metrics listener of a node.
 func look(ctx context.Context, t *testing.T, n *lab.Node, path string) (code int, text string) {
 	t.Helper()
-	_, addr, _ := strings.Cut(lab.MetricsListen, "=")
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) { return n.Dial(ctx, network, addr) }}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node"+path, nil)
+	code, text, err := n.Page(ctx, path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, string(b)
+	return code, text
 }
 
 // meter is one scrape of a node.

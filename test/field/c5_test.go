@@ -21,7 +21,7 @@ import (
 // alone, and no longer in the way as soon as it is gone. A bridge with pods of
 // an older lease on it is TestB3's.
 func TestC5(t *testing.T) {
-	const gateway, foreign = "10.5.1.1/24", "203.0.113.7/32"
+	const gateway, foreign = "10.5.1.1/24", "198.51.100.77/32"
 	ctx := cluster.Context(t, 3*time.Minute)
 	c := cluster.Born(ctx, t, cluster.Network, "n1")
 	n := c.Nodes[0]

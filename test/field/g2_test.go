@@ -31,7 +31,7 @@ func TestG2(t *testing.T) {
 	ip("link set eth0 down")
 	ip("addr flush dev eth0")
 	ip("link add other0 type veth peer name other1")
-	ip("addr add 203.0.113.7/24 dev other0")
+	ip("addr add 198.51.100.130/25 dev other0")
 	ip("link set other0 up")
 	ip("link set other1 up")
 	start(ctx, t, n1, "--iface=")

@@ -2,14 +2,9 @@ package field
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"os"
-	"path/filepath"
+	"math"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,8 +17,6 @@ import (
 )
 
 const (
-	// soakMetrics is where the daemon tells of itself.
-	soakMetrics = "127.0.0.1:9476"
 	// soakPeers come and go, soakWarm times before the first look.
 	soakPeers, soakWarm = 20, 500
 	// soakLong is how long the long form takes at least: so long that a fault
@@ -47,7 +40,7 @@ func TestP5(t *testing.T) {
 	ctx := cluster.Context(t, time.Hour)
 	c := cluster.Born(ctx, t, cluster.Network, "n1")
 	n, store := c.Nodes[0], c.Store(t)
-	if err := n.Start(ctx, "--metrics-listen="+soakMetrics); err != nil {
+	if err := n.Start(ctx, lab.MetricsListen); err != nil {
 		t.Fatal(err)
 	}
 	cluster.WaitState(ctx, t, n, api.StateHeld)
@@ -57,7 +50,7 @@ func TestP5(t *testing.T) {
 	f.publish(ctx)
 	inKernel(ctx, t, n, f.peers)
 	cluster.Exec(ctx, t, n, "ip", "route", "add", "unreachable", blocked.Subnet.String(), "proto", "static")
-	cluster.Exec(ctx, t, n, "ip", "addr", "add", "203.0.113.7/32", "dev", cluster.Bridge)
+	cluster.Exec(ctx, t, n, "ip", "addr", "add", "198.51.100.77/32", "dev", cluster.Bridge)
 	store.Publish(ctx, blocked)
 	faults := func(s *api.Status) bool {
 		conflict := false
@@ -69,7 +62,7 @@ func TestP5(t *testing.T) {
 
 	f.run(ctx, t, soakWarm)
 	cluster.Wait(ctx, t, n, "names the faults", faults)
-	before := needs(ctx, t, n)
+	before := cluster.Use(ctx, t, n)
 	f.run(ctx, t, events-soakWarm)
 	for long && time.Since(began) < soakLong {
 		f.run(ctx, t, soakWarm)
@@ -88,7 +81,9 @@ func TestP5(t *testing.T) {
 		return err
 	})
 	cluster.Wait(ctx, t, n, "names the faults still", faults)
-	staysFlat(ctx, t, n, before)
+	// Go keeps threads that waited in the kernel, and lets the heap double between
+	// two collections. The log is judged by its lines.
+	cluster.Flat(ctx, t, n, before, cluster.Usage{Descriptors: 8, Threads: 8, Goroutines: 8, RSS: 12 << 20, Log: math.MaxInt32})
 	staysQuiet(t, n, time.Since(began))
 }
 
@@ -146,82 +141,6 @@ func (f *flapping) event(ctx context.Context, i, e int) error {
 		_, err = f.store.Put(ctx, key, value, clientv3.WithLease(f.leases[i]))
 	}
 	return err
-}
-
-// need is one thing that a daemon needs of the machine.
-type need struct {
-	what string
-	// most is by how much it may grow between two looks: Go keeps threads that
-	// waited in the kernel, and lets the heap double between two collections.
-	amount, most int
-}
-
-// needs are what the node's daemon needs now.
-func needs(ctx context.Context, t *testing.T, n *lab.Node) []need {
-	t.Helper()
-	proc := fmt.Sprintf("/proc/%d", n.Pid())
-	open, err := os.ReadDir(filepath.Join(proc, "fd"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	status := string(read(t, filepath.Join(proc, "status")))
-	return []need{
-		{"descriptors", len(open), 8},
-		{"threads", number(t, status, `(?m)^Threads:\s+(\d+)`), 8},
-		{"kB of memory", number(t, status, `(?m)^VmRSS:\s+(\d+) kB`), 12 << 10},
-		{"goroutines", number(t, soakPage(ctx, t, n), `(?m)^go_goroutines (\d+)`), 8},
-	}
-}
-
-// soakPage is what the daemon tells of itself.
-func soakPage(ctx context.Context, t *testing.T, n *lab.Node) string {
-	t.Helper()
-	client := http.Client{Transport: &http.Transport{DialContext: n.Dial, DisableKeepAlives: true}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+soakMetrics+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
-}
-
-func number(t *testing.T, text, pattern string) int {
-	t.Helper()
-	m := regexp.MustCompile(pattern).FindStringSubmatch(text)
-	if m == nil {
-		t.Fatalf("no %s in %s", pattern, text)
-	}
-	v, err := strconv.Atoi(m[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v
-}
-
-// staysFlat waits until the daemon needs no more than before: what the last
-// events took ends a moment after them.
-func staysFlat(ctx context.Context, t *testing.T, n *lab.Node, before []need) {
-	t.Helper()
-	var now []need
-	defer func() { t.Logf("before %v, after %v", before, now) }()
-	cluster.Eventually(ctx, t, 15*time.Second, "the daemon needs what it needed before", func() error {
-		now = needs(ctx, t, n)
-		var errs []error
-		for i, b := range before {
-			if now[i].amount > b.amount+b.most {
-				errs = append(errs, fmt.Errorf("%d %s, before %d, and %d more are allowed", now[i].amount, b.what, b.amount, b.most))
-			}
-		}
-		return errors.Join(errs...)
-	})
 }
 
 // staysQuiet makes sure that no fault was logged more often than once a minute,

@@ -22,18 +22,24 @@ func (e *Etcd) Requests(ctx context.Context) (map[string]int, error) {
 
 // scrape fetches a page from inside the namespace.
 func scrape(ctx context.Context, ns *NS, url string) ([]byte, error) {
+	_, page, err := fetch(ctx, ns, url)
+	return page, err
+}
+
+func fetch(ctx context.Context, ns *NS, url string) (code int, page []byte, err error) {
 	transport := &http.Transport{DialContext: ns.Dial}
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	return io.ReadAll(resp.Body)
+	page, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, page, err
 }
 
 // begun takes the counters of calls out of metrics in text form.

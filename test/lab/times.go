@@ -8,11 +8,21 @@ import (
 	"time"
 )
 
-// MetricsListen is the flag that Node.Times needs: a daemon of the lab has no
-// metrics otherwise.
+// MetricsListen is the flag that Node.Page and Node.Times need: a daemon of the
+// lab has no metrics otherwise.
 const MetricsListen = "--metrics-listen=" + metricsAddr
 
 const metricsAddr = "127.0.0.1:9475"
+
+// Page fetches "/metrics", "/healthz" or "/readyz" of the node's daemon, which
+// was started with MetricsListen.
+func (n *Node) Page(ctx context.Context, path string) (code int, page string, err error) {
+	code, b, err := fetch(ctx, n.NS, "http://"+metricsAddr+path)
+	if err != nil {
+		return code, "", fmt.Errorf("read %s of tenured on %s: %w", path, n.Host, err)
+	}
+	return code, string(b), nil
+}
 
 // VerbPart names a part of a CNI verb as the metric tenure_cni_seconds does:
 // "ADD" and "ledger", for instance.
@@ -31,11 +41,11 @@ func (t Took) Since(earlier Took) Took { return Took{t.Calls - earlier.Calls, t.
 // Times reads what the node's daemon, started with MetricsListen, says of the
 // CNI verbs it has served.
 func (n *Node) Times(ctx context.Context) (map[VerbPart]Took, error) {
-	text, err := scrape(ctx, n.NS, "http://"+metricsAddr+"/metrics")
+	_, text, err := n.Page(ctx, "/metrics")
 	if err != nil {
-		return nil, fmt.Errorf("read metrics of tenured on %s: %w", n.Host, err)
+		return nil, err
 	}
-	all, err := verbTimes(text)
+	all, err := verbTimes([]byte(text))
 	if err != nil {
 		return nil, fmt.Errorf("read metrics of tenured on %s: %w", n.Host, err)
 	}
