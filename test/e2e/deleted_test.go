@@ -57,7 +57,7 @@ func TestDeletedKeys(t *testing.T) {
 	waitsAs(ctx, t, newcomer, "the network config is gone")
 	const longer = `{"Network":"10.5.0.0/16","LeaseTTL":"10s"}`
 	init(longer, "it is written again")
-	all("has moved to the new lease", func(s *api.Status) bool { return s.Lease.TTLSeconds == 10 && len(s.Problems) == 0 })
+	all("has moved to the new lease", func(s *api.Status) bool { return s.Lease.TTLSeconds == 10 && cluster.Well(s) })
 	third := cluster.WaitState(ctx, t, newcomer, api.StateHeld)
 	if third.Lease.TTLSeconds != 10 {
 		t.Errorf("the newcomer has a lease of %d s", third.Lease.TTLSeconds)
@@ -92,7 +92,7 @@ func TestDeletedKeys(t *testing.T) {
 		if s.Subnet == ring.Before[0].Subnet || s.Subnet == ring.Before[1].Subnet {
 			t.Errorf("the newcomer holds %s, which is another's", s.Subnet)
 		}
-		all("has settled", func(s *api.Status) bool { return len(s.Problems) == 0 })
+		all("has settled", func(s *api.Status) bool { return cluster.Well(s) })
 		if r := cluster.Run(ctx, t, newcomer, "tenurectl", "leave", "--socket="+newcomer.Socket); r.Code != 0 {
 			t.Errorf("leave: %s", r)
 		}

@@ -120,7 +120,7 @@ func (f *flannelNode) migrate(ctx context.Context, t *testing.T) *lab.Pod {
 		t.Fatal(err)
 	}
 	s := cluster.WaitState(ctx, t, f.Node, api.StateHeld)
-	if s.Subnet != f.subnet || len(s.Problems) != 0 {
+	if s.Subnet != f.subnet || !cluster.Well(s) {
 		t.Errorf("%s holds %s with problems %v, want flannel's %s and none", f.Host, s.Subnet, s.Problems, f.subnet)
 	}
 	return cluster.Pod(ctx, t, f.Node, "new")

@@ -83,7 +83,7 @@ func TestRestoredBackup(t *testing.T) {
 	}
 	for _, n := range []*lab.Node{n1, n2, n3, late} {
 		cluster.Wait(ctx, t, n, "has settled, without the dead node", func(s *api.Status) bool {
-			return s.State == api.StateHeld && len(s.Problems) == 0 && peerOn(s, gone.Subnet) == nil
+			return s.State == api.StateHeld && cluster.Well(s) && peerOn(s, gone.Subnet) == nil
 		})
 		kernel, err := cluster.KernelPeers(ctx, n)
 		if err != nil || slices.ContainsFunc(kernel.Routes, func(r string) bool { return strings.HasPrefix(r, gone.Subnet) }) {
@@ -144,7 +144,7 @@ func TestCutOffWhileRestored(t *testing.T) {
 
 	cluster.WaitState(ctx, t, after, api.StateFenced)
 	flow.Ends(ctx, t, time.Second)
-	cluster.Wait(ctx, t, n1, "has settled", func(s *api.Status) bool { return len(s.Problems) == 0 && peerOn(s, was.Subnet) == nil })
+	cluster.Wait(ctx, t, n1, "has settled", func(s *api.Status) bool { return cluster.Well(s) && peerOn(s, was.Subnet) == nil })
 	cut(ctx, t, after, false)
 	s := cluster.Wait(ctx, t, after, "holds a subnet again", func(s *api.Status) bool {
 		return s.State == api.StateHeld && s.Lease.ID != was.Lease.ID

@@ -74,7 +74,7 @@ func TestStartWhileSettling(t *testing.T) {
 		says(ctx, t, n, 0)
 	}
 	cluster.WaitPeers(ctx, t, n1, n2, n3)
-	cluster.Wait(ctx, t, n1, "is well", func(s *api.Status) bool { return len(s.Problems) == 0 })
+	cluster.Wait(ctx, t, n1, "is well", func(s *api.Status) bool { return cluster.Well(s) })
 	ring.Whole(ctx, t)
 	if err := lab.WaitPing(ctx, old, ring.Pods[0].IP); err != nil {
 		t.Error(err)

@@ -103,7 +103,7 @@ func TestCapabilitiesOfTheUnit(t *testing.T) {
 	}
 	start()
 	flow.Runs(ctx, t)
-	if s := cluster.Status(ctx, t, n1); len(s.Problems) > 0 {
+	if s := cluster.Status(ctx, t, n1); !cluster.Well(s) {
 		t.Errorf("problems: %v", s.Problems)
 	}
 	if err := p1.Del(ctx); err != nil {

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tenure-cni/tenure/test/lab/proxy"
+	"github.com/tenure-cni/tenure/test/packaged"
 )
 
 // Server is one single-member etcd.
@@ -21,6 +22,7 @@ type Server struct {
 	// Endpoint is its client URL.
 	Endpoint string
 	etcd     *embed.Etcd
+	other    *external // instead of etcd, if the environment asks for it
 	cfg      *embed.Config
 	front    *proxy.Proxy
 }
@@ -48,6 +50,30 @@ func Start(t testing.TB) *Server {
 
 func (s *Server) start(t testing.TB) {
 	t.Helper()
+	host := s.launch(t)
+	if s.front != nil {
+		s.front.Restore()
+		return
+	}
+	front, err := proxy.New(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.front = front
+	s.Endpoint = "http://" + s.front.Addr()
+	t.Cleanup(func() { _ = s.front.Close() })
+}
+
+// launch starts the server and returns where it listens, the same each time.
+func (s *Server) launch(t testing.TB) string {
+	t.Helper()
+	if program := packaged.Program(); program != "" {
+		if s.other == nil {
+			s.other = newExternal(program)
+		}
+		s.other.start(t, s.cfg)
+		return s.other.host()
+	}
 	e, err := embed.StartEtcd(s.cfg)
 	for began := time.Now(); errors.Is(err, syscall.EADDRINUSE) && time.Since(began) < startTimeout; {
 		<-time.After(100 * time.Millisecond) // somebody else's client has the port for the moment
@@ -63,18 +89,10 @@ func (s *Server) start(t testing.TB) {
 		t.Fatalf("embedded etcd is not ready after %s", startTimeout)
 	}
 	s.etcd = e
-	if s.front != nil {
-		s.front.Restore()
-		return
-	}
 	// A later start listens where the front looks for it.
 	again := url.URL{Scheme: "http", Host: e.Clients[0].Addr().String()}
 	s.cfg.ListenClientUrls, s.cfg.AdvertiseClientUrls = []url.URL{again}, []url.URL{again}
-	if s.front, err = proxy.New(again.Host); err != nil {
-		t.Fatal(err)
-	}
-	s.Endpoint = "http://" + s.front.Addr()
-	t.Cleanup(func() { _ = s.front.Close() })
+	return again.Host
 }
 
 // Stop ends the server, as a power cut would for its clients; Restart starts it
@@ -133,6 +151,9 @@ func (s *Server) stop() {
 	if s.etcd != nil {
 		s.etcd.Close()
 		s.etcd = nil
+	}
+	if s.other != nil {
+		s.other.stop()
 	}
 }
 

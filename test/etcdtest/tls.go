@@ -17,6 +17,9 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"github.com/tenure-cni/tenure/test/lab/proxy"
+	"github.com/tenure-cni/tenure/test/packaged"
 )
 
 // Secure is a server that talks TLS only, and only to whoever shows a
@@ -61,6 +64,19 @@ func StartSecure(t testing.TB) *Secure {
 	cfg.BcryptCost = 4 // the least; the race detector makes it slow enough
 	cfg.ClientTLSInfo.CertFile, cfg.ClientTLSInfo.KeyFile = server+".crt", server+".key"
 	cfg.ClientTLSInfo.TrustedCAFile, cfg.ClientTLSInfo.ClientCertAuth = ca.file, true
+	secure := &Secure{CA: ca.file, Cert: client + ".crt", Key: client + ".key", server: server, dir: dir}
+	if program := packaged.Program(); program != "" {
+		other := newExternal(program)
+		t.Cleanup(other.stop)
+		other.start(t, cfg)
+		front, err := proxy.New(other.host()) // at the address of the certificate
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = front.Close() })
+		secure.Endpoint = "https://" + front.Addr()
+		return secure
+	}
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
 		t.Fatalf("start embedded etcd with TLS: %v", err)
@@ -71,7 +87,8 @@ func StartSecure(t testing.TB) *Secure {
 	case <-time.After(startTimeout):
 		t.Fatalf("embedded etcd is not ready after %s", startTimeout)
 	}
-	return &Secure{Endpoint: "https://" + e.Clients[0].Addr().String(), CA: ca.file, Cert: client + ".crt", Key: client + ".key", server: server, dir: dir}
+	secure.Endpoint = "https://" + e.Clients[0].Addr().String()
+	return secure
 }
 
 // authority signs the certificates of one test.

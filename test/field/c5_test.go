@@ -51,7 +51,7 @@ func TestC5(t *testing.T) {
 		reports(ctx, t, n, "foreign", foreign)
 		onBridge(ctx, t, n, gateway, foreign)
 		ip("addr del " + foreign + " dev tenure0")
-		cluster.Wait(ctx, t, n, "is well", func(s *api.Status) bool { return len(s.Problems) == 0 })
+		cluster.Wait(ctx, t, n, "is well", func(s *api.Status) bool { return cluster.Well(s) })
 	})
 	t.Run("no bridge at all", func(t *testing.T) {
 		if err := n.Stop(ctx); err != nil {
@@ -81,7 +81,7 @@ func TestC5(t *testing.T) {
 		})
 		works(ctx, t, n, "later")
 		onBridge(ctx, t, n, gateway)
-		cluster.Wait(ctx, t, n, "is well", func(s *api.Status) bool { return len(s.Problems) == 0 })
+		cluster.Wait(ctx, t, n, "is well", func(s *api.Status) bool { return cluster.Well(s) })
 	})
 }
 

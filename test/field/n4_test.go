@@ -41,7 +41,7 @@ func TestN4(t *testing.T) {
 		pods[n] = cluster.Pod(ctx, t, n, "p")
 		cluster.Serve(ctx, t, pods[n].NS, port)
 		cluster.Serve(ctx, t, n.NS, port)
-		if s := cluster.Status(ctx, t, n); s.PublicIP != second[n].String() || len(s.Problems) > 0 {
+		if s := cluster.Status(ctx, t, n); s.PublicIP != second[n].String() || !cluster.Well(s) {
 			t.Errorf("%s announces %s, problems %+v", n.Host, s.PublicIP, s.Problems)
 		}
 	}

@@ -49,7 +49,7 @@ func TestN6(t *testing.T) {
 		if v, _, _ := store.Holder(ctx, was.Subnet); !strings.Contains(v, `"PublicIP":"`+addr+`"`) || history() != born {
 			t.Errorf("the record is %s, made at revision %d, want one of %d with %s", v, history(), born, addr)
 		}
-		if len(s.Problems) > 0 {
+		if !cluster.Well(s) {
 			t.Errorf("problems %+v", s.Problems)
 		}
 	}

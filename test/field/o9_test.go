@@ -80,7 +80,7 @@ func wiped(t *testing.T, newCluster bool) {
 		t.Errorf("the newcomer holds %s, which is another's", s.Subnet)
 	}
 	for _, n := range c.Nodes {
-		cluster.Wait(ctx, t, n, "has settled", func(s *api.Status) bool { return s.State == api.StateHeld && len(s.Problems) == 0 })
+		cluster.Wait(ctx, t, n, "has settled", func(s *api.Status) bool { return s.State == api.StateHeld && cluster.Well(s) })
 	}
 	cluster.WaitPeers(ctx, t, c.Lab.Nodes()...)
 	ring.Same(ctx, t)

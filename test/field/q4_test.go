@@ -41,10 +41,10 @@ func TestQ4(t *testing.T) {
 	theirFar := second2.pod(ctx, t, "theirs")
 	cluster.Serve(ctx, t, theirFar.NS, port)
 	cluster.Seen(ctx, t, theirs.NS, theirFar.IP, port, theirs.IP)
-	if s := cluster.Status(ctx, t, n1); len(s.Problems) > 0 {
+	if s := cluster.Status(ctx, t, n1); !cluster.Well(s) {
 		t.Errorf("beside another instance the first one has problems: %+v", s.Problems)
 	}
-	if s := second.status(ctx, t); len(s.Problems) > 0 {
+	if s := second.status(ctx, t); !cluster.Well(s) {
 		t.Errorf("beside another instance the second one has problems: %+v", s.Problems)
 	}
 	second.restart(ctx, t)

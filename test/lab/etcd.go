@@ -2,18 +2,24 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+
+	"github.com/tenure-cni/tenure/test/packaged"
 )
 
 // Etcd is one member of the store, on a host of its own on the LAN. Of a store
@@ -141,12 +147,22 @@ func (e *Etcd) Start(ctx context.Context) error {
 
 // Launch starts the server on the data it has and waits for nothing.
 func (e *Etcd) Launch() error {
+	if e.lab.opts.Etcd != "" {
+		return e.launchOther(e.lab.opts.Etcd)
+	}
 	etcdd, err := e.lab.tool("tools", "etcdd")
 	if err != nil {
 		return err
 	}
 	e.proc, err = e.lab.spawn(e.name, e.LogFile(), etcdd, "-name", e.host, "-data-dir", e.dataDir(),
 		"-listen", e.URL(), "-listen-peer", e.peerURL(), "-initial-cluster", e.cluster, "-token", strconv.Itoa(e.life))
+	return err
+}
+
+// launchOther starts etcd's own program, of whatever version.
+func (e *Etcd) launchOther(program string) (err error) {
+	m := packaged.Member{Name: e.host, Dir: e.dataDir(), Client: e.URL(), Peer: e.peerURL(), Cluster: e.cluster, Token: strconv.Itoa(e.life)}
+	e.proc, err = e.lab.spawn(e.name, e.LogFile(), append([]string{program}, m.Flags()...)...)
 	return err
 }
 
@@ -170,7 +186,14 @@ func (e *Etcd) await(ctx context.Context) error {
 func (e *Etcd) Process() *Process { return e.proc }
 
 // Stop ends the server in good order.
-func (e *Etcd) Stop(ctx context.Context) error { return e.proc.Stop(ctx) }
+func (e *Etcd) Stop(ctx context.Context) error {
+	err := e.proc.Stop(ctx)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == unix.SIGTERM {
+		return nil // etcd's own program ends itself so once it has closed everything
+	}
+	return err
+}
 
 // Kill ends the server with SIGKILL.
 func (e *Etcd) Kill() { e.proc.Kill() }

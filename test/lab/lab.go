@@ -21,6 +21,9 @@ type Options struct {
 	// the helpers (cnitool, portmap, etcdd ...) in Bin/tools. It may be empty
 	// for a lab in which none of them is run. See FindBin.
 	Bin string
+	// Etcd is the path of an etcd of any version, that the members of the store
+	// run; empty is the etcdd of Bin/tools.
+	Etcd string
 	// Dir takes all files of the lab. Empty means a new temporary directory
 	// that Close removes; one that is given stays.
 	Dir string

@@ -13,13 +13,15 @@ import (
 	"time"
 
 	"github.com/tenure-cni/tenure/test/lab"
+	"github.com/tenure-cni/tenure/test/packaged"
 )
 
 // buildTime bounds the building of a lab.
 const buildTime = 30 * time.Second
 
 // New makes a lab that is closed when the test ends. Options.Bin is found when
-// empty, and Options.Log goes to the test's log when nil.
+// empty, Options.Etcd is then what the environment says (package packaged), and
+// Options.Log goes to the test's log when nil.
 func New(t testing.TB, opts lab.Options) *lab.Lab {
 	t.Helper()
 	if testing.Short() {
@@ -31,6 +33,9 @@ func New(t testing.TB, opts lab.Options) *lab.Lab {
 			t.Fatal(err)
 		}
 		opts.Bin = bin
+	}
+	if opts.Etcd == "" {
+		opts.Etcd = packaged.Program()
 	}
 	if opts.Log == nil {
 		opts.Log = writer{t}
