@@ -11,7 +11,7 @@ import (
 	"github.com/tenure-cni/tenure/test/etcdtest"
 )
 
-// TestKeepAliveProvesNothing: etcd 3.4 and 3.5 renew a lease for whoever names
+// TestKeepAliveProvesNothing: etcd before 3.7 renews a lease for whoever names
 // it, with a user or without. So a node that lost its role renews on, and that
 // must not move its deadline: the fence closes in time, while the lease may
 // stand for as long as the daemon runs. With its role the node goes on where it

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"net"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -19,6 +21,25 @@ func TestLeaseBugs(t *testing.T) {
 	} {
 		if got := leaseBugs(version); got != want {
 			t.Errorf("%q has lease bugs: %t, want %t", version, got, want)
+		}
+	}
+}
+
+func TestAnswersOthers(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{rpctypes.ErrPermissionDenied, true},
+		{rpctypes.ErrGRPCPermissionDenied, true}, // as it comes from the connection
+		{rpctypes.ErrUserEmpty, false},           // nothing is answered to whoever gives no user
+		{rpctypes.ErrInvalidAuthToken, false},
+		{rpctypes.ErrNoLeader, false},
+		{context.DeadlineExceeded, false},
+	} {
+		if got := answersOthers(c.err); got != c.want {
+			t.Errorf("%v: well %t, want %t", c.err, got, c.want)
 		}
 	}
 }
