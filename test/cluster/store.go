@@ -10,6 +10,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tenure-cni/tenure/test/lab"
 )
 
 // historyTime bounds the wait for a store that takes a write.
@@ -33,8 +35,14 @@ type Store struct {
 // opened before the etcd runs.
 func (c *Cluster) Store(t testing.TB) *Store {
 	t.Helper()
+	return c.StoreOn(t, c.EtcdMembers()...)
+}
+
+// StoreOn is Store by some of its members alone.
+func (c *Cluster) StoreOn(t testing.TB, members ...*lab.Etcd) *Store {
+	t.Helper()
 	var urls []string
-	for _, e := range c.EtcdMembers() {
+	for _, e := range members {
 		urls = append(urls, e.URL())
 	}
 	client, err := c.LAN.EtcdClient(urls...)

@@ -33,6 +33,7 @@ type Etcd struct {
 	dir     string
 	cluster string // all members, as etcd wants them listed
 	life    int    // token of the cluster: each makes another cluster ID
+	joins   bool   // it came to members that ran
 	proc    *Process
 }
 
@@ -155,7 +156,8 @@ func (e *Etcd) Launch() error {
 		return err
 	}
 	e.proc, err = e.lab.spawn(e.name, e.LogFile(), etcdd, "-name", e.host, "-data-dir", e.dataDir(),
-		"-listen", e.URL(), "-listen-peer", e.peerURL(), "-initial-cluster", e.cluster, "-token", strconv.Itoa(e.life))
+		"-listen", e.URL(), "-listen-peer", e.peerURL(), "-initial-cluster", e.cluster, "-token", strconv.Itoa(e.life),
+		"-join="+strconv.FormatBool(e.joins))
 	return err
 }
 
@@ -178,6 +180,50 @@ func (e *Etcd) await(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		_, err := c.Get(ctx, "any")
+		return err
+	})
+}
+
+// Replace kills the server and puts another member in its place, at the same
+// URLs and with no data, as an operator does whose disk is gone. The others
+// must be a majority.
+func (e *Etcd) Replace(ctx context.Context) error {
+	e.Kill()
+	if err := os.RemoveAll(e.dataDir()); err != nil {
+		return fmt.Errorf("replace etcd: %w", err)
+	}
+	if err := e.rejoin(ctx); err != nil {
+		return fmt.Errorf("replace %s: %w", e.host, err)
+	}
+	e.joins = true
+	return e.Start(ctx)
+}
+
+// rejoin takes the member out of the cluster and adds another one at its URLs.
+func (e *Etcd) rejoin(ctx context.Context) error {
+	other := e.lab.members[0]
+	if other == e {
+		other = e.lab.members[len(e.lab.members)-1]
+	}
+	c, err := other.Client()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	all, err := c.MemberList(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range all.Members {
+		if m.Name == e.host {
+			if _, err := c.MemberRemove(ctx, m.ID); err != nil {
+				return err
+			}
+		}
+	}
+	// The others may need a moment before they take another change.
+	return Eventually(ctx, "the member is added", func() error {
+		_, err := c.MemberAdd(ctx, []string{e.peerURL()})
 		return err
 	})
 }

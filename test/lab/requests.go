@@ -20,6 +20,19 @@ func (e *Etcd) Requests(ctx context.Context) (map[string]int, error) {
 	return begun(text)
 }
 
+// Watchers is how many watches the member carries. The figure is etcd's own.
+func (e *Etcd) Watchers(ctx context.Context) (int, error) {
+	text, err := scrape(ctx, e.NS, e.URL()+"/metrics")
+	if err != nil {
+		return 0, fmt.Errorf("read metrics of %s: %w", e.host, err)
+	}
+	m := regexp.MustCompile(`(?m)^etcd_debugging_mvcc_watcher_total (\d+)$`).FindSubmatch(text)
+	if m == nil {
+		return 0, fmt.Errorf("read metrics of %s: no etcd_debugging_mvcc_watcher_total in %d bytes", e.host, len(text))
+	}
+	return strconv.Atoi(string(m[1]))
+}
+
 // scrape fetches a page from inside the namespace.
 func scrape(ctx context.Context, ns *NS, url string) ([]byte, error) {
 	_, page, err := fetch(ctx, ns, url)

@@ -17,6 +17,8 @@ type member struct {
 	name, dir, client, peer string
 	// cluster lists all members as name=peer URL; token makes its ID.
 	cluster, token string
+	// joins: the others run already, and have added it.
+	joins bool
 }
 
 func main() {
@@ -27,6 +29,7 @@ func main() {
 	flag.StringVar(&m.peer, "listen-peer", "http://127.0.0.1:2380", "peer URL")
 	flag.StringVar(&m.cluster, "initial-cluster", "", "all members, as name=peerURL,...; empty is this one alone")
 	flag.StringVar(&m.token, "token", "0", "initial cluster token; another one makes another cluster ID")
+	flag.BoolVar(&m.joins, "join", false, "join members that run")
 	flag.Parse()
 	if err := m.serve(); err != nil {
 		fmt.Fprintln(os.Stderr, "etcdd:", err)
@@ -52,6 +55,9 @@ func (m member) serve() error {
 		cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	}
 	cfg.InitialClusterToken = m.token
+	if m.joins {
+		cfg.ClusterState = embed.ClusterStateFlagExisting
+	}
 	cfg.UnsafeNoFsync = true
 	cfg.LogLevel = "warn"
 	e, err := embed.StartEtcd(cfg)

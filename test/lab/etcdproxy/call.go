@@ -200,6 +200,9 @@ func (c *call) reply(msg []byte, first bool) {
 		}
 	}
 	if c.method == pb.Watch_Watch_FullMethodName {
+		if c.p.muted() {
+			return
+		}
 		msg = c.p.filter(msg)
 	}
 	_ = c.down.SendMsg(&msg) // a client that is gone ends the call elsewhere

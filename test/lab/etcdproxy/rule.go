@@ -41,8 +41,9 @@ const (
 // Rule is one fault that stands until it is used up or removed.
 type Rule struct {
 	p     *Proxy
-	match Match       // one of the two
-	event EventMatch  // is set
+	match Match       // one of the
+	event EventMatch  // three
+	mute  bool        // is set
 	act   func(*fate) // what befalls a request
 
 	left, hits int // guarded by p.mu
@@ -100,6 +101,13 @@ func (p *Proxy) CommitAbandoned(n int, match Match) *Rule {
 // like a notice of progress, so that the client believes to have seen all.
 func (p *Proxy) SwallowEvents(n int, match EventMatch) *Rule {
 	return p.add(&Rule{event: match, left: n})
+}
+
+// MuteWatches keeps the next n messages of watches from their clients: events,
+// notices of progress, and that a watch was created or has ended. The streams
+// stand, and so do the connections.
+func (p *Proxy) MuteWatches(n int) *Rule {
+	return p.add(&Rule{mute: true, left: n})
 }
 
 func notWatch(match Match) Match {
@@ -186,6 +194,13 @@ func (p *Proxy) judge(method string, msg []byte) fate {
 		f.late.held.Add(1)
 	}
 	return f
+}
+
+// muted says whether a message of a watch is to be lost as a whole.
+func (p *Proxy) muted() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.rules, func(r *Rule) bool { return r.mute && r.use() })
 }
 
 // filter takes the events out of a watch's response that are to be lost. What
