@@ -45,7 +45,7 @@ func AskTimes(ctx context.Context, c *clientv3.Client, s *Snapshot) (Times, erro
 			continue
 		}
 		g.Go(func() error {
-			r, err := askTime(ctx, c, e.Lease)
+			r, err := askTime(ctx, c, e.Lease, maxCall)
 			if err != nil {
 				return err
 			}
@@ -59,7 +59,10 @@ func AskTimes(ctx context.Context, c *clientv3.Client, s *Snapshot) (Times, erro
 	return all, err
 }
 
-func askTime(ctx context.Context, c *clientv3.Client, id clientv3.LeaseID) (renewed, error) {
+// askTime asks how much of a lease is left, which is nothing of one that is gone.
+func askTime(ctx context.Context, c *clientv3.Client, id clientv3.LeaseID, call time.Duration) (renewed, error) {
+	ctx, cancel := context.WithTimeout(ctx, call)
+	defer cancel()
 	if ctx.Err() != nil {
 		return renewed{}, ctx.Err()
 	}

@@ -2,12 +2,10 @@ package lease
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/google/uuid"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -39,16 +37,7 @@ func (r renewed) lives() bool { return r.granted > 0 && r.ago < 3*Interval(r.gra
 
 // lastRenewed asks etcd how much of a lease is left.
 func (e *Engine) lastRenewed(ctx context.Context, id clientv3.LeaseID) (renewed, error) {
-	ctx, cancel := context.WithTimeout(ctx, e.callTimeout())
-	defer cancel()
-	resp, err := e.client.TimeToLive(ctx, id)
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) || err == nil && resp.TTL <= 0 {
-		return renewed{}, nil
-	}
-	if err != nil {
-		return renewed{}, fmt.Errorf("look at lease %x: %w", int64(id), err)
-	}
-	return renewed{time.Duration(resp.GrantedTTL-resp.TTL) * time.Second, time.Duration(resp.GrantedTTL) * time.Second}, nil
+	return askTime(ctx, e.client, id, e.callTimeout())
 }
 
 // identified is false while another machine lives under this node's name or

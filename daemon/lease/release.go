@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -99,14 +98,14 @@ func releasing(ctx context.Context, c *clientv3.Client, k Keys, entry Entry, s *
 	if entry.Tenure != nil && entry.Tenure.UID == "" {
 		return fenced{}, fmt.Errorf("%s: %w", entry.Subnets, ErrReleased)
 	}
-	resp, err := c.TimeToLive(ctx, entry.Lease)
-	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		return fenced{}, fmt.Errorf("look at lease %x: %w", int64(entry.Lease), err)
+	old, err := askTime(ctx, c, entry.Lease, maxCall)
+	if err != nil {
+		return fenced{}, err
 	}
-	if err != nil || resp.GrantedTTL <= 0 {
+	ttl := old.granted
+	if ttl <= 0 {
 		return fenced{}, fmt.Errorf("%s: %w", entry.Subnets, ErrLapsed)
 	}
-	ttl := time.Duration(resp.GrantedTTL) * time.Second
 	if _, err := grant(ctx, c, tomb, ttl, maxCall); err != nil {
 		return fenced{}, err
 	}
