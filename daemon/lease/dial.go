@@ -21,7 +21,7 @@ const (
 	// reconnectMax is the longest pause between two attempts to connect. gRPC's
 	// own grows to two minutes, which a fenced node would wait after etcd is
 	// back.
-	reconnectMax = 3 * time.Second
+	reconnectMax = 2 * time.Second
 	// readAgain is the client's pause before it repeats a read that etcd, or
 	// what stands before it, refused as unavailable. Its own is a tenth of that:
 	// every waiting node would ask an ailing etcd some seventy times a second.

@@ -129,6 +129,7 @@ type Engine struct {
 	known    Life             // the store as it was believed last
 	forgot   *forgetting      // the store is not the one known, nil if it is
 	rewatch  func()           // makes the watch begin anew
+	rouse    func()           // makes it try again at once, if it waits to
 	suspect  bool             // the watch showed what may be another store: list
 	settling bool             // settle stands, or a whole list has yet to show that it does not
 	doubt    *doubt           // no ADD before the next proof, and why
@@ -179,7 +180,8 @@ func (e *Engine) Run(ctx context.Context, f Fence) error {
 	defer func() { _ = client.Close() }()
 
 	w := NewWatcher(client, e.keys, e.log, e.observe, e.reconnected)
-	e.update(func() { e.rewatch = w.Again })
+	w.onQuiet = e.watchSilent
+	e.update(func() { e.rewatch, e.rouse = w.Again, w.Wake })
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		w.Run(ctx)

@@ -6,13 +6,23 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/connectivity"
+
+	"github.com/tenure-cni/tenure/daemon/api"
 )
 
 // Touch makes the engine prove at once what it holds, and look whether what it
 // publishes is still right: an address of this machine has changed, or a
 // connection to etcd was made anew. The client resumes its watch over that
 // without a word, also where the store behind it went back.
-func (e *Engine) Touch() { e.nudge() }
+func (e *Engine) Touch() {
+	e.nudge()
+	e.mu.Lock()
+	wake := e.rouse
+	e.mu.Unlock()
+	if wake != nil {
+		wake() // where etcd was away, it is back
+	}
+}
 
 // observe takes every snapshot of the watch: a deleted or foreign key closes
 // the fence now, not at the next cycle.
@@ -148,6 +158,20 @@ func (e *Engine) reconnected() {
 		e.doubtLocked("the connection to etcd was lost and is back", true)
 	}
 }
+
+// watchSilent says, until a watch has been heard again, that what changes in
+// etcd is found by listing only.
+func (e *Engine) watchSilent(silent bool) {
+	if !silent {
+		e.clear(watchSilent)
+		return
+	}
+	e.problem(api.SeverityWarning, watchSilent, "the watch of "+e.keys.All()+" brings no answer, though etcd answers otherwise: what changes there is found late, by listing",
+		"look at what stands between this node and etcd, or name etcd's members in --etcd-endpoints; the daemon goes on by itself")
+}
+
+// watchSilent is the problem that a mute watch is.
+const watchSilent = "watch-silent"
 
 // watchConnection tells of connections that were lost and are back. The client
 // resumes its watch by itself, so the watch alone does not tell.

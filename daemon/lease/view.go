@@ -137,6 +137,7 @@ func (e *Engine) awayText() string {
 func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
 	all := maps.Clone(e.problems)
 	if e.etcdErr != nil {
+		delete(all, watchSilent)
 		text := e.awayText()
 		if v.Held {
 			text += fmt.Sprintf("; pods are served for another %s", max(0, v.Deadline-now).Round(time.Second))

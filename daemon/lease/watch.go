@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -12,30 +13,42 @@ import (
 
 // Watcher keeps a whole Snapshot of the prefix. It lists, watches from the
 // list's revision + 1, and lists again whenever the watch ends: by compaction,
-// by a lost leader, by an error, and at least every resync period.
+// by a lost leader, by an error, by silence, and at least every resync period.
 type Watcher struct {
-	client *clientv3.Client
-	keys   Keys
-	log    *slog.Logger
-	call   time.Duration
-	resync time.Duration
-	onNew  func(*Snapshot)
-	onBack func() // before the first snapshot after an outage
-	again  chan struct{}
+	client  *clientv3.Client
+	keys    Keys
+	log     *slog.Logger
+	call    time.Duration
+	resync  time.Duration
+	quiet   time.Duration
+	onNew   func(*Snapshot)
+	onBack  func()            // before the first snapshot after an outage
+	onQuiet func(silent bool) // a watch has ended in silence, or one says something again
+	again   chan struct{}
+	wake    chan struct{}
 
 	// Run's own.
-	err   error     // of the last list or watch, nil while watching
-	since time.Time // when err began
+	err    error     // of the last list or watch, nil while watching
+	since  time.Time // when err began
+	mute   bool      // the last watch ended in silence; a list shows whether etcd is there
+	silent bool      // it is, and no watch has said anything since: told by onQuiet
 }
 
 // resyncEvery bounds how long a lost event can go unnoticed.
 const resyncEvery = 4 * time.Minute
 
+// quietEvery is how long a watch may say nothing before its stream is tried,
+// and how long the answer may take then. A connection that died is found by
+// gRPC's pings; this is for one that answers them and carries nothing else: a
+// proxy in between, or a server that has got stuck.
+const quietEvery = 10 * time.Second
+
 // NewWatcher returns a watcher that calls onNew from its Run with every new
 // Snapshot, in order of revision, and onBack before the first one after etcd
 // was away.
 func NewWatcher(c *clientv3.Client, k Keys, log *slog.Logger, onNew func(*Snapshot), onBack func()) *Watcher {
-	return &Watcher{client: c, keys: k, log: log, call: maxCall, resync: resyncEvery, onNew: onNew, onBack: onBack, again: make(chan struct{}, 1)}
+	return &Watcher{client: c, keys: k, log: log, call: maxCall, resync: resyncEvery, quiet: quietEvery,
+		onNew: onNew, onBack: onBack, onQuiet: func(bool) {}, again: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
 }
 
 // Again makes the watch begin anew from a list. A client resumes its watch by
@@ -45,6 +58,25 @@ func (w *Watcher) Again() {
 	select {
 	case w.again <- struct{}{}:
 	default:
+	}
+}
+
+// Wake ends the pause before the next attempt to list, if there is one.
+func (w *Watcher) Wake() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// rest is that pause.
+func (w *Watcher) rest(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	case <-w.wake:
 	}
 }
 
@@ -64,7 +96,7 @@ func (w *Watcher) Run(ctx context.Context) {
 			continue
 		}
 		w.fail(err)
-		wait(ctx, pause.NextBackOff())
+		w.rest(ctx, pause.NextBackOff())
 	}
 }
 
@@ -77,25 +109,95 @@ func (w *Watcher) once(ctx context.Context) error {
 		return err
 	}
 	w.publish(snap)
+	if w.mute {
+		w.muted()
+	}
+	return w.follow(ctx, m, snap.Revision+1)
+}
 
-	wctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), jitter(w.resync))
-	defer cancel()
-	events := w.client.Watch(wctx, w.keys.All(), clientv3.WithPrefix(), clientv3.WithRev(snap.Revision+1))
-	for {
+// follow watches from a revision on, until there is a reason to list.
+func (w *Watcher) follow(ctx context.Context, m *mirror, revision int64) error {
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), jitter(w.resync))
+	// A watcher of its own means a stream of its own. On one that is shared, a
+	// watch that etcd does not begin keeps all later ones waiting for ever.
+	stream := clientv3.NewWatcher(w.client)
+	var echoes sync.WaitGroup
+	defer func() { cancel(); _ = stream.Close(); echoes.Wait() }()
+	// The client returns when etcd has begun the watch, which may never be.
+	begun := time.AfterFunc(w.quiet, cancel)
+	events := stream.Watch(ctx, w.keys.All(), clientv3.WithPrefix(), clientv3.WithRev(revision))
+	if !begun.Stop() {
+		w.mute = true
+		return nil
+	}
+	echo, asked := make(chan struct{}, 1), false
+	first := w.quiet
+	if w.silent {
+		first /= 10 // that it is over is to be known soon
+	}
+	for quiet := time.NewTimer(jitter(first)); ; quiet.Reset(jitter(w.quiet)) {
 		select {
 		case <-w.again:
 			return nil
+		case <-quiet.C:
+			if asked {
+				w.mute = true
+				return nil
+			}
+			asked = true
+			echoes.Go(func() { try(ctx, stream, w.keys.Config(), echo) })
+		case <-echo:
+			asked = false
+			w.heard()
 		case resp, ok := <-events:
 			switch {
-			case !ok && wctx.Err() != nil:
+			case !ok && ctx.Err() != nil:
 				return nil // the resync period
 			case !ok:
 				return fmt.Errorf("watch %s: the stream ended", w.keys.All())
 			}
+			asked = false
+			w.heard()
 			if again, err := w.take(m, events, resp); again || err != nil {
 				return err
 			}
 		}
+	}
+}
+
+// try begins another watch, ends it, and says so if etcd has begun it. The
+// client gives it the stream of the watch whose context it has: what carries
+// this answer carries events. A notice of progress would say more, but etcd gives
+// none where nothing was written since the list (etcd #20229), its proxy never
+// does, and old releases let it overtake events (etcd #15220).
+func try(ctx context.Context, stream clientv3.Watcher, key string, echo chan<- struct{}) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream.Watch(ctx, key)
+	if ctx.Err() != nil {
+		return
+	}
+	select {
+	case echo <- struct{}{}:
+	default:
+	}
+}
+
+// muted tells that a watch said nothing for too long while etcd is there.
+func (w *Watcher) muted() {
+	w.log.Warn("the watch is silent though etcd answers, listed again", "key", w.keys.All())
+	w.mute = false
+	if !w.silent {
+		w.silent = true
+		w.onQuiet(true)
+	}
+}
+
+// heard notes that a watch has said something.
+func (w *Watcher) heard() {
+	if w.silent {
+		w.silent = false
+		w.onQuiet(false)
 	}
 }
 
@@ -186,7 +288,7 @@ func (w *Watcher) fail(err error) {
 		w.since = time.Now()
 		w.log.Warn("etcd does not answer, trying on", "error", err)
 	}
-	w.err = err
+	w.err, w.mute = err, false
 }
 
 // maxPause is the longest wait between two attempts.

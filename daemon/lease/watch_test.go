@@ -71,3 +71,101 @@ func TestWatchTakesEveryAnswer(t *testing.T) {
 		t.Errorf("%d snapshots of %d answers", len(shown), answers)
 	}
 }
+
+// TestWatcherNoticesSilence: a watch whose stream stands but carries nothing is
+// noticed, from its beginning or later; what changes meanwhile is shown all the
+// same, and once it speaks again that is told.
+func TestWatcherNoticesSilence(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, fourSubnets)
+	k := NewKeys(prefix)
+	p := etcdproxy.Start(t, s.Endpoint)
+	shown, quiet := make(chan *Snapshot, 1024), make(chan bool, 16)
+	w := NewWatcher(etcdtest.Client(t, p.URL()), k, slogOf(newHost(t, "n1", p.URL())), func(s *Snapshot) { shown <- s }, func() {})
+	w.quiet, w.onQuiet = 200*time.Millisecond, func(silent bool) { quiet <- silent }
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	mute := p.MuteWatches(etcdproxy.Always)
+	go func() { defer close(done); w.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+
+	changed := func(how string) {
+		t.Helper()
+		put, err := c.Put(ctx, k.Reservation(v4("10.5.1.0/24")), `{"Node":"n1"}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.After(10 * time.Second); ; {
+			select {
+			case s := <-shown:
+				if s.Revision >= put.Header.Revision {
+					return
+				}
+			case <-deadline:
+				t.Fatalf("%s: a change is not shown; %d messages were lost", how, mute.Hits())
+			}
+		}
+	}
+	told := func(silent bool) {
+		t.Helper()
+		select {
+		case got := <-quiet:
+			if got != silent {
+				t.Fatalf("told that it is silent: %t, want %t", got, silent)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("not told that it is silent: %t", silent)
+		}
+	}
+	told(true)
+	changed("never begun")
+	mute.Remove()
+	told(false)
+	changed("speaks")
+	mute = p.MuteWatches(etcdproxy.Always)
+	changed("silent later")
+	told(true)
+	mute.Remove()
+	told(false)
+	changed("speaks again")
+}
+
+// TestQuietWatchStays: silence alone is no fault. etcd says that the watch is
+// where the store is, and nothing is listed again.
+func TestQuietWatchStays(t *testing.T) {
+	t.Parallel()
+	s, _ := cluster(t, fourSubnets)
+	p := etcdproxy.Start(t, s.Endpoint)
+	w := NewWatcher(etcdtest.Client(t, p.URL()), NewKeys(prefix), slogOf(newHost(t, "n1", p.URL())), func(*Snapshot) {}, func() {})
+	w.quiet, w.onQuiet = 100*time.Millisecond, func(silent bool) { t.Errorf("told that it is silent: %t", silent) }
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); w.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	const create, questions = 1, 10
+	for deadline := time.Now().Add(20 * time.Second); p.Count(pb.Watch_Watch_FullMethodName) < create+questions; {
+		if time.Now().After(deadline) {
+			t.Fatalf("requests: %v", p.Counts())
+		}
+		wait(ctx, 10*time.Millisecond)
+	}
+	if n := p.Count(pb.KV_Range_FullMethodName); n != 1 {
+		t.Errorf("listed %d times", n)
+	}
+}
+
+// TestWatcherIsWoken: who knows that etcd is back does not wait for the next
+// attempt.
+func TestWatcherIsWoken(t *testing.T) {
+	t.Parallel()
+	w := NewWatcher(nil, NewKeys(prefix), slogOf(newHost(t, "n1", "")), func(*Snapshot) {}, func() {})
+	done := make(chan struct{})
+	go func() { defer close(done); w.rest(t.Context(), time.Minute) }()
+	w.Wake()
+	w.Wake() // does not block
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Error("it waits on")
+	}
+}
