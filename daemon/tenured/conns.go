@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 )
 
 // connections are those to etcd. A connection from an address that this
@@ -22,10 +23,22 @@ type connections struct {
 	open  []*net.TCPConn
 }
 
+// idleProbe is how long a connection may be idle before the kernel tries it. A
+// box in between that forgets idle flows does not see one, and a flow that is
+// dropped in silence is given up a second later, for gRPC's user timeout has
+// passed by then. gRPC pings only the watch's connection: each of the others
+// would cost a call its timeout, and a cycle in which all are dead its lease.
+const idleProbe = 5 * time.Second
+
+// connectTime bounds the way to a connection, the name's resolution included: a
+// SYN of after 3 s may still come through. It passes again and again while etcd
+// is away, and is the longest part of what a node waits when it is back.
+const connectTime = 4 * time.Second
+
 // dial is a gRPC dialer. It returns the plain connection: gRPC sets the user
 // timeout of no other kind.
 func (c *connections) dial(ctx context.Context, addr string) (net.Conn, error) {
-	var d net.Dialer
+	d := net.Dialer{Timeout: connectTime, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: idleProbe, Interval: time.Second, Count: 5}}
 	conn, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err

@@ -119,7 +119,7 @@ func ask(ctx context.Context, c *clientv3.Client, endpoint string) api.Endpoint 
 	if u, err := url.Parse(endpoint); err == nil {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", u.Host)
 		if err != nil {
-			return api.Endpoint{Reason: err.Error()}
+			return api.Endpoint{Reason: noConnection(err)}
 		}
 		_ = conn.Close()
 	}
@@ -134,6 +134,16 @@ func ask(ctx context.Context, c *clientv3.Client, endpoint string) api.Endpoint 
 		return api.Endpoint{Reason: "it accepts connections, but etcd does not answer: " + err.Error()}
 	}
 	return api.Endpoint{Healthy: true, Version: resp.Version}
+}
+
+// noConnection says why there is none. A name that does not resolve is no
+// trouble of etcd's, and is looked for elsewhere.
+func noConnection(err error) string {
+	var name *net.DNSError
+	if errors.As(err, &name) {
+		return fmt.Sprintf("the name %s cannot be resolved, look at this node's /etc/resolv.conf and /etc/hosts and at its name server: %v", name.Name, err)
+	}
+	return err.Error()
 }
 
 func (e *endpoints) note(u string, one api.Endpoint) {
