@@ -38,7 +38,13 @@ const connectTime = 4 * time.Second
 // dial is a gRPC dialer. It returns the plain connection: gRPC sets the user
 // timeout of no other kind.
 func (c *connections) dial(ctx context.Context, addr string) (net.Conn, error) {
-	d := net.Dialer{Timeout: connectTime, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: idleProbe, Interval: time.Second, Count: 5}}
+	d := net.Dialer{
+		Timeout: connectTime,
+		// Go lets those who ask for one name wait for one answer. Where the name
+		// server was silent that is an old question's, which others keep alive.
+		Resolver:        new(net.Resolver),
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: idleProbe, Interval: time.Second, Count: 5},
+	}
 	conn, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
