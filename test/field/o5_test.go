@@ -217,7 +217,7 @@ func TestO5Mute(t *testing.T) {
 	}), "watch-silent")
 	t.Logf("the news was there after %s, %d messages were lost, status: %+v", took, mute.Hits(), said)
 	mute.Remove()
-	cluster.Wait(ctx, t, n, "has no more to say", func(s *api.Status) bool { return len(s.Problems) == 0 })
+	cluster.Wait(ctx, t, n, "has no more to say", cluster.Well)
 	store.Withdraw(ctx, peers[0])
 	arrives(ctx, t, repairTime, n, nil)
 	if s := cluster.Status(ctx, t, n); s.State != api.StateHeld || s.Lease.ID != before.Lease.ID {

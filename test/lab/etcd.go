@@ -163,7 +163,7 @@ func (e *Etcd) Launch() error {
 
 // launchOther starts etcd's own program, of whatever version.
 func (e *Etcd) launchOther(program string) (err error) {
-	m := packaged.Member{Name: e.host, Dir: e.dataDir(), Client: e.URL(), Peer: e.peerURL(), Cluster: e.cluster, Token: strconv.Itoa(e.life)}
+	m := packaged.Member{Name: e.host, Dir: e.dataDir(), Client: e.URL(), Peer: e.peerURL(), Cluster: e.cluster, Token: strconv.Itoa(e.life), Joins: e.joins}
 	e.proc, err = e.lab.spawn(e.name, e.LogFile(), append([]string{program}, m.Flags()...)...)
 	return err
 }
