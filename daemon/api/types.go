@@ -187,6 +187,9 @@ type Endpoint struct {
 	Version string `json:"version"`
 	// Reason says why it is not healthy.
 	Reason string `json:"reason,omitempty"`
+	// Alarm is what it says of the whole store: NOSPACE or CORRUPT, as etcd names
+	// them, or NEARLY FULL; empty where nothing is wrong.
+	Alarm string `json:"alarm,omitempty"`
 }
 
 // Severities of a Problem.

@@ -111,12 +111,24 @@ func (e *Engine) denied(err error) time.Duration {
 		e.unreachable(err)
 		return e.retryIn()
 	}
+	what, fix := refusal(err)
 	e.update(func() {
-		e.waitLocked("etcd refuses: " + err.Error())
-		e.problems.add(etcdRefuses, api.SeverityError, "etcd answers, but refuses what this node needs: "+err.Error(),
-			"give the user of --etcd-username its rights on the prefix, or free the store's space (etcdctl alarm list); this is tried again by itself")
+		e.waitLocked(what + ": " + err.Error())
+		e.problems.add(etcdRefuses, api.SeverityError, what+": "+err.Error(), fix+"; this is tried again by itself")
 	})
 	return jitter(retryWaiting)
+}
+
+// SpaceFix makes a full store take writes again. An alarm stands until it is
+// disarmed, whatever space there is.
+const SpaceFix = "free etcd's space (docs/etcd.md): etcdctl compact to the present revision, etcdctl defrag on each member, then etcdctl alarm disarm"
+
+// refusal says in words what an answer that says no means, and what to do.
+func refusal(err error) (what, fix string) {
+	if errors.Is(err, rpctypes.ErrNoSpace) {
+		return "etcd's store is full (alarm NOSPACE), so it refuses what this node needs", SpaceFix
+	}
+	return "etcd answers, but refuses what this node needs", "give the user of --etcd-username its rights on the prefix"
 }
 
 // etcdRefuses is the problem that rights or space are missing.

@@ -683,7 +683,7 @@ func TestStoreThatRefusesWrites(t *testing.T) {
 	fresh := newHost(t, "n2", s.Endpoint)
 	n := fresh.start()
 	w := n.wait("etcd-refuses", func(v View) bool { return hasProblem(v, "etcd-refuses") })
-	if w.State != api.StateWaiting || !strings.Contains(w.Reason, "space") || hasProblem(w, "no-free-subnet") || hasProblem(w, "etcd-unreachable") {
+	if w.State != api.StateWaiting || !strings.Contains(w.Reason, "store is full") || hasProblem(w, "no-free-subnet") || hasProblem(w, "etcd-unreachable") {
 		t.Errorf("state %s, reason %q, problems %v", w.State, w.Reason, w.Problems)
 	}
 	alarm(t, c, pb.AlarmRequest_DEACTIVATE)

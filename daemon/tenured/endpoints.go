@@ -39,9 +39,9 @@ func newEndpoints(e conf.Etcd) *endpoints {
 }
 
 // How often an endpoint is asked: rarely while all is well, since every node
-// of the cluster does it.
+// of the cluster does it, but once in a LeaseTTL at least.
 const (
-	probeWell = 5 * time.Minute
+	probeWell = time.Minute
 	probeIll  = 5 * time.Second
 	probeCall = 3 * time.Second
 )
@@ -70,7 +70,7 @@ func (e *endpoints) Run(ctx context.Context, s storeView) error {
 		if now := unreachable(v); now != silent || v.State != state {
 			silent, state, asked = now, v.State, time.Time{}
 		}
-		if due := time.Until(asked.Add(e.interval(silent))); due > 0 {
+		if due := time.Until(asked.Add(e.interval(silent, v.Network))); due > 0 {
 			t := time.NewTimer(due)
 			select {
 			case <-ctx.Done():
@@ -94,10 +94,13 @@ func unreachable(v lease.View) bool {
 	return slices.ContainsFunc(v.Problems, func(p api.Problem) bool { return p.Code == "etcd-unreachable" })
 }
 
-func (e *endpoints) interval(silent bool) time.Duration {
-	ill := func(one api.Endpoint) bool { return !one.Healthy }
+func (e *endpoints) interval(silent bool, n *conf.Network) time.Duration {
+	ill := func(one api.Endpoint) bool { return !one.Healthy || one.Alarm != "" }
 	if silent || slices.ContainsFunc(e.Endpoints(), ill) {
 		return probeIll
+	}
+	if n != nil {
+		return min(probeWell, max(probeIll, n.LeaseTTL))
 	}
 	return probeWell
 }
@@ -133,7 +136,33 @@ func ask(ctx context.Context, c *clientv3.Client, endpoint string) api.Endpoint 
 	if err != nil {
 		return api.Endpoint{Reason: "it accepts connections, but etcd does not answer: " + err.Error()}
 	}
-	return api.Endpoint{Healthy: true, Version: resp.Version}
+	return api.Endpoint{Healthy: true, Version: resp.Version, Alarm: alarm(resp)}
+}
+
+// The alarms of etcd that a member's status is searched for, and what is said
+// before the first of them.
+const (
+	alarmSpace   = "NOSPACE"
+	alarmCorrupt = "CORRUPT"
+	alarmNear    = "NEARLY FULL"
+)
+
+// nearFull is the part of its quota, in percent, from which on a member's file
+// is said to be nearly full. Only etcd 3.6 and later tell their quota.
+const nearFull = 90
+
+// alarm is what a member's status says of the whole store: etcd lists there the
+// alarms of every member, as text of its own making.
+func alarm(s *clientv3.StatusResponse) string {
+	for _, name := range []string{alarmCorrupt, alarmSpace} {
+		if slices.ContainsFunc(s.Errors, func(text string) bool { return strings.Contains(text, "alarm:"+name) }) {
+			return name
+		}
+	}
+	if s.DbSizeQuota > 0 && s.DbSize >= s.DbSizeQuota/100*nearFull {
+		return alarmNear
+	}
+	return ""
 }
 
 // noConnection says why there is none. A name that does not resolve is no
@@ -166,7 +195,29 @@ var fixedIn = []string{"3.4.38", "3.5.23", "3.6.5"}
 
 // Problems is what is odd about the way to etcd.
 func (e *endpoints) Problems() []api.Problem {
-	return append(e.oldMembers(), e.certs.problems(time.Now())...)
+	return slices.Concat(e.oldMembers(), e.alarms(), e.certs.problems(time.Now()))
+}
+
+// alarms says what a node that holds a subnet would not notice: it writes
+// nothing, until it has to.
+func (e *endpoints) alarms() []api.Problem {
+	by := map[string][]string{}
+	for _, one := range e.Endpoints() {
+		by[one.Alarm] = append(by[one.Alarm], one.URL)
+	}
+	var all []api.Problem
+	show := func(code, alarm, text, fix string) {
+		if urls := by[alarm]; len(urls) > 0 {
+			all = append(all, api.Problem{Code: code, Severity: api.SeverityWarning, Text: strings.Join(urls, ", ") + ": " + text, Fix: fix})
+		}
+	}
+	show("etcd-space", alarmSpace, "etcd's store is full (alarm NOSPACE) and refuses writes: leases are renewed and what is held is served on, but nobody gets a subnet who has none", lease.SpaceFix)
+	if len(by[alarmSpace]) == 0 {
+		show("etcd-space", alarmNear, fmt.Sprintf("etcd's store has reached %d %% of its quota: when it is full, nobody gets a subnet who has none", nearFull), lease.SpaceFix)
+	}
+	show("etcd-corrupt", alarmCorrupt, "etcd says that a member's data differ from the others' (alarm CORRUPT)",
+		"replace the member that etcdctl alarm list names, by an empty one, and then: etcdctl alarm disarm")
+	return all
 }
 
 // oldMembers names members whose version may end a lease that is being kept
