@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/google/renameio/v2"
@@ -28,6 +29,9 @@ type Memory struct {
 	Boot string `json:"boot,omitempty"`
 	// Held is the subnet held last, nil before the first.
 	Held *MemoryOfHolding `json:"held,omitempty"`
+	// Former are the subnets held before Held, the latest last: others may have
+	// made bridges for them.
+	Former []string `json:"former,omitempty"`
 	// Moving is the lease that Held's key was asked to move to, and has not
 	// been seen to.
 	Moving *MemoryOfMove `json:"moving,omitempty"`
@@ -145,9 +149,27 @@ func (f *MemoryFile) Save(m Memory) error {
 // remember keeps a holding for the next start.
 func (m Memory) remember(h Holding, boot string) Memory {
 	m.Boot = boot
+	if last, key := m.Held, h.subnets.Key(); last != nil && last.Subnet != key {
+		m.Former = slices.DeleteFunc(append(slices.Clone(m.Former), last.Subnet), func(old string) bool { return old == key })
+		m.Former = m.Former[max(0, len(m.Former)-mostFormer):]
+	}
 	m.Held = &MemoryOfHolding{Subnet: h.subnets.Key(), Lease: h.lease, CreateRevision: h.create,
 		ModRevision: h.mod, TTLSeconds: int64(h.ttl.Seconds()), Record: h.record}
 	return m
+}
+
+// mostFormer is how many subnets of before are remembered.
+const mostFormer = 16
+
+// Before are the subnets that this node held before the last one, at most 16.
+func (m Memory) Before() []Subnets {
+	var all []Subnets
+	for _, key := range m.Former {
+		if s, err := ParseSubnets(key); err == nil {
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 // Last is the subnet held last; false if there is none or it cannot be read.

@@ -204,12 +204,19 @@ func (d *daemon) judge(n conf.Network) error {
 }
 
 // withoutOwn leaves out what lies in a subnet this node holds or held before:
-// interfaces of the reference plugins that tenure-ipam gave addresses to. A
+// interfaces of the reference plugins that tenure-ipam gave addresses to, and
+// bridges that others made for it, such as docker's. Those do not follow when
+// the subnet changes; to refuse the config for them would cost the pods their
+// node too. A
 // bridge may have been left with whatever address: what is no subnet of the
 // network's is not believed.
 func (d *daemon) withoutOwn(taken []conf.Named, length int) []conf.Named {
-	last, _ := d.memory.Get().Last()
+	m := d.memory.Get()
+	last, _ := m.Last()
 	own := last.All()
+	for _, s := range m.Before() {
+		own = append(own, s.All()...)
+	}
 	for _, p := range d.former {
 		if p.Bits() == length {
 			own = append(own, p)

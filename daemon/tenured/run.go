@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
@@ -80,6 +81,7 @@ type daemon struct {
 	memory    *lease.MemoryFile
 	underlay  *underlay
 	endpoints *endpoints
+	bridges   *bridges
 	engine    *lease.Engine
 	plane     *lateLoop
 	attacher  *attach.Attacher
@@ -119,6 +121,10 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Ready: d.underlay.Ready, Local: d.underlay.local, Public: d.underlay.public, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Step: step, Log: log,
 	})
 	d.underlay.onChange, d.underlay.onLook = d.engine.Touch, etcd.closeFrom
+	d.bridges = &bridges{ours: dataplane.Desired{Name: cfg.Name}.BridgeName()}
+	d.underlay.onLinks = func(links []netlink.Link, addrs []netlink.Addr) {
+		d.bridges.look(links, addrs, d.engine.View().Holding.Subnets())
+	}
 	etcd.onAgain = d.engine.Touch // a proof shows whether it is the same store
 	d.attacher = attach.New(cfg.Name, netns.None(), log)
 	d.attacher.Step = step
@@ -134,7 +140,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
 		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
 		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
-		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: timedInterfaces{d.attacher, d.times}, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Neighbours: d.attacher, Flows: d.flows, Surroundings: d.notActive, Log: log, Step: step,
+		Tenancy: d.engine, GiveUp: d.engine.Leave, Ledger: ledger, Interfaces: timedInterfaces{d.attacher, d.times}, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Neighbours: d.attacher, Flows: d.flows, Surroundings: d.surroundings, Log: log, Step: step,
 	})
 	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
 	return d, nil

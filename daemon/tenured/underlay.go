@@ -33,6 +33,8 @@ type underlay struct {
 	// onLook is told, before that, of all addresses of this machine at each
 	// look, and says how many connections it gave up; nil is nobody.
 	onLook func(present []netip.Addr) int
+	// onLinks is told of all links and addresses at each look; nil is nobody.
+	onLinks func([]netlink.Link, []netlink.Addr)
 
 	mu    sync.Mutex
 	found node.Underlay
@@ -89,15 +91,19 @@ func (u *underlay) Run(ctx context.Context) error {
 }
 
 func (u *underlay) look(ctx context.Context) {
-	found, err := u.detect(ctx)
-	u.tellAddresses()
+	links, err := u.links()
+	var found node.Underlay
+	if err == nil {
+		found, err = u.detect(ctx, links)
+		u.tellAddresses(links)
+	}
 	if u.note(found, err) && u.onChange != nil {
 		u.onChange()
 	}
 }
 
-// tellAddresses lists all addresses of this machine for onLook.
-func (u *underlay) tellAddresses() {
+// tellAddresses lists all addresses of this machine for those who want to know.
+func (u *underlay) tellAddresses(links []netlink.Link) {
 	if u.onLook == nil {
 		return
 	}
@@ -105,6 +111,9 @@ func (u *underlay) tellAddresses() {
 	if err != nil {
 		u.log.Warn("addresses not listed", "error", err)
 		return
+	}
+	if u.onLinks != nil {
+		u.onLinks(links, list)
 	}
 	var present []netip.Addr
 	for _, a := range list {
@@ -138,11 +147,7 @@ func (u *underlay) note(found node.Underlay, err error) bool {
 
 // detect follows the flags: --iface patterns in their order, --public-ip, or
 // the interface that routes to etcd.
-func (u *underlay) detect(ctx context.Context) (node.Underlay, error) {
-	links, err := u.links()
-	if err != nil {
-		return node.Underlay{}, err
-	}
+func (u *underlay) detect(ctx context.Context, links []netlink.Link) (node.Underlay, error) {
 	switch {
 	case len(u.cfg.Ifaces) > 0:
 		return u.byPattern(links)

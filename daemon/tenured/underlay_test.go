@@ -25,6 +25,15 @@ type machine struct {
 	h *netlink.Handle
 }
 
+// detected is what a look finds.
+func detected(ctx context.Context, u *underlay) (node.Underlay, error) {
+	links, err := u.links()
+	if err != nil {
+		return node.Underlay{}, err
+	}
+	return u.detect(ctx, links)
+}
+
 func newMachine(t *testing.T) machine {
 	t.Helper()
 	if testing.Short() {
@@ -123,7 +132,7 @@ func on(link, addr string) node.Underlay {
 // wantUnderlay expects want, or where that is zero an error with the text.
 func wantUnderlay(t *testing.T, u *underlay, want node.Underlay, text string) {
 	t.Helper()
-	got, err := u.detect(t.Context())
+	got, err := detected(t.Context(), u)
 	if text != "" {
 		if err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("found %+v, error %v, want an error with %q", got, err, text)
@@ -243,7 +252,7 @@ func TestUnderlayByRoute(t *testing.T) {
 		u := m.underlay(conf.Daemon{Etcd: conf.Etcd{Endpoints: []string{"http://etcd.invalid:2379"}}})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel() // nobody is asked
-		if got, err := u.detect(ctx); err == nil || !strings.Contains(err.Error(), "no etcd endpoint can be resolved") {
+		if got, err := detected(ctx, u); err == nil || !strings.Contains(err.Error(), "no etcd endpoint can be resolved") {
 			t.Errorf("found %+v, %v", got, err)
 		}
 	})
