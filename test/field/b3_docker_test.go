@@ -79,6 +79,12 @@ func TestB3Docker(t *testing.T) {
 
 	fourth := robbed(ctx, t, c, n1, third)
 	mismatch(ctx, t, n1, api.SeverityError, "vdock on "+cluster.Bridge, third.Subnet, fourth.Subnet)
+	cluster.Stays(ctx, t, 3*time.Second, "the port does not follow", func() error {
+		if unmatched(ctx, n1) == nil {
+			return fmt.Errorf("%s holds %s, and nothing is said of vdock any more", n1.Host, fourth.Subnet)
+		}
+		return nil
+	})
 	ip("link del vdock")
 	matched(ctx, t, n1)
 }
