@@ -198,14 +198,16 @@ func exhausted(n conf.Network, s *Snapshot, node, next string) string {
 		}
 		holders[name]++
 	}
-	reserved := map[string]int{}
-	for _, r := range s.Reservations {
-		if r.Value.Node != node {
+	reserved, kept := map[string]int{}, 0
+	for name, r := range s.Reservations {
+		sub, ok := gridSubnets(n, name)
+		if _, held := s.Entry(sub); ok && !held && r.Value.Node != node {
 			reserved[r.Value.Node]++
+			kept++
 		}
 	}
-	text := fmt.Sprintf("no free subnet: of %d in %s, %d are held (%s) and %d reserved for others (%s)",
-		n.SubnetCount(), networkName(n), len(s.Entries), names(holders), len(reserved), names(reserved))
+	text := fmt.Sprintf("no free subnet: of %d in %s, %d are held (%s) and %d more are reserved for others (%s)",
+		n.SubnetCount(), networkName(n), len(s.Entries), names(holders), kept, names(reserved))
 	if next != "" {
 		text += "; " + next
 	}

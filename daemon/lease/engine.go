@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -269,7 +270,7 @@ func (e *Engine) loop(ctx context.Context) error {
 			a.done <- a.do(ctx)
 		case <-e.wake:
 			// News may come in a stream, and each step asks etcd something.
-			wait(ctx, time.Until(began.Add(jitter(wakeGap))))
+			wait(ctx, max(time.Until(began.Add(jitter(wakeGap))), e.spread()))
 		}
 		t.Stop()
 	}
@@ -278,6 +279,20 @@ func (e *Engine) loop(ctx context.Context) error {
 
 // wakeGap is the least time between two steps that news asked for.
 const wakeGap = 200 * time.Millisecond
+
+// waitersSpread is how far apart those begin who wait for one subnet: the first
+// has it before most of the others have asked for a lease for nothing.
+const waitersSpread = 300 * time.Millisecond
+
+// spread is how long this node lets others go first when there is news.
+func (e *Engine) spread() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.problems[noFreeSubnet].Code == "" {
+		return 0
+	}
+	return rand.N(waitersSpread)
+}
 
 // step is one cycle of what is held, or one attempt to hold something. It
 // returns the time until the next.

@@ -135,8 +135,16 @@ func (e *Engine) refuseFor(other Entry, r renewed) {
 
 // nextEnd is which lease of a full network ends next.
 type nextEnd struct {
-	text string
-	at   time.Time
+	text  string
+	at    time.Time
+	whose Entry // zero if no lease was found
+}
+
+// stands says that the text is worth saying still: it is young, and the record
+// that it names is there.
+func (n nextEnd) stands(s *Snapshot, now time.Time) bool {
+	e, there := s.Entry(n.whose.Subnets)
+	return now.Sub(n.at) < countEvery && (n.whose.IsZero() || there && e.Lease == n.whose.Lease)
 }
 
 // Bounds of the search for it: it is asked for by people, and every lease costs
@@ -148,7 +156,7 @@ const (
 
 // endsNext says which lease ends next, if nobody renews it.
 func (e *Engine) endsNext(ctx context.Context, s *Snapshot) string {
-	if time.Since(e.counted.at) < countEvery {
+	if e.counted.stands(s, time.Now()) {
 		return e.counted.text
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxCall)
@@ -167,11 +175,11 @@ func (e *Engine) endsNext(ctx context.Context, s *Snapshot) string {
 			first, left, ago = &entry, remains, r.ago
 		}
 	}
-	text := ""
+	e.counted = nextEnd{at: time.Now()}
 	if first != nil {
-		text = fmt.Sprintf("the lease that ends next is that of %s, held by %s, last renewed %s ago: it ends at %s if it is not renewed",
+		e.counted.whose = *first
+		e.counted.text = fmt.Sprintf("the lease that ends next is that of %s, held by %s, last renewed %s ago: it ends at %s if it is not renewed",
 			first.Subnets, first.holder(), ago, time.Now().Add(left).UTC().Format(time.RFC3339))
 	}
-	e.counted = nextEnd{text, time.Now()}
-	return text
+	return e.counted.text
 }

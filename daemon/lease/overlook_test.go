@@ -180,4 +180,62 @@ func TestExhaustedNamesATombstone(t *testing.T) {
 	}
 }
 
+// TestExhaustedCounts: of the reserved subnets those count that nobody holds, one
+// by one, but for this node's own.
+func TestExhaustedCounts(t *testing.T) {
+	n := network(t, `{"Network":"10.5.0.0/21","SubnetLen":24}`)
+	record := func(subnet, node string) Entry {
+		return Entry{Subnets: v4(subnet), Record: Record{Tenure: &Tenant{Node: node, UID: node}}}
+	}
+	s := &Snapshot{Entries: []Entry{record("10.5.0.0/24", "n1"), record("10.5.1.0/24", "n2")}, Reservations: map[string]Versioned[Reservation]{}}
+	for name, node := range map[string]string{"10.5.1.0-24": "n9", "10.5.2.0-24": "n9", "10.5.3.0-24": "n9", "10.5.4.0-24": "n8", "10.5.5.0-24": "n3", "10.6.0.0-24": "n9"} {
+		s.Reservations[name] = Versioned[Reservation]{Value: Reservation{Node: node}}
+	}
+	const want = "no free subnet: of 8 in 10.5.0.0/21, 2 are held (n1, n2) and 3 more are reserved for others (n8, n9); next"
+	if text := exhausted(n, s, "n3", "next"); text != want {
+		t.Errorf("it says %q, want %q", text, want)
+	}
+}
+
+// TestNextEndStands while its record does, and for a while.
+func TestNextEndStands(t *testing.T) {
+	now, dying := time.Now(), Entry{Subnets: v4("10.5.1.0/24"), Lease: 7}
+	s := &Snapshot{Entries: []Entry{dying}}
+	for name, c := range map[string]struct {
+		n    nextEnd
+		want bool
+	}{
+		"never counted":    {nextEnd{}, false},
+		"nothing to name":  {nextEnd{at: now}, true},
+		"there":            {nextEnd{at: now, whose: dying}, true},
+		"old":              {nextEnd{at: now.Add(-countEvery), whose: dying}, false},
+		"gone":             {nextEnd{at: now, whose: Entry{Subnets: v4("10.5.2.0/24"), Lease: 8}}, false},
+		"taken by another": {nextEnd{at: now, whose: Entry{Subnets: v4("10.5.1.0/24"), Lease: 8}}, false},
+	} {
+		if got := c.n.stands(s, now); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// TestWaitersLetOthersGoFirst, but nobody waits who is not one of many.
+func TestWaitersLetOthersGoFirst(t *testing.T) {
+	e := NewEngine(Config{})
+	if d := e.spread(); d != 0 {
+		t.Errorf("with nothing amiss it waits %s", d)
+	}
+	e.problem(api.SeverityError, noFreeSubnet, "all are held", "")
+	seen := map[time.Duration]bool{}
+	for range 20 {
+		d := e.spread()
+		if d < 0 || d >= waitersSpread {
+			t.Errorf("it waits %s, want less than %s", d, waitersSpread)
+		}
+		seen[d] = true
+	}
+	if len(seen) < 10 {
+		t.Errorf("twenty waits are of %d lengths", len(seen))
+	}
+}
+
 func v4(s string) Subnets { return Subnets{V4: netip.MustParsePrefix(s)} }
