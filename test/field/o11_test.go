@@ -58,7 +58,7 @@ func TestO11(t *testing.T) {
 	saysFull(t, told, "etcd-refuses", api.SeverityError)
 	noAddress(ctx, t, n3)
 
-	grants, pods := granted(ctx, t, c), 0
+	grants, pods, lines := granted(ctx, t, c), 0, strings.Count(n3.Logs(10000), "\n")
 	measured := time.Now()
 	for ; time.Since(began) < time.Duration(rounds)*ttl; pods++ {
 		for _, n := range []*lab.Node{n1, n2} {
@@ -79,6 +79,9 @@ func TestO11(t *testing.T) {
 	}
 	if n, d := granted(ctx, t, c)-grants, time.Since(measured); n > int(d/(2*time.Second))+1 {
 		t.Errorf("n3 asked for a lease %d times in %s, want once in a few seconds", n, d.Round(time.Millisecond))
+	}
+	if n := strings.Count(n3.Logs(10000), "\n") - lines; n > 2 {
+		t.Errorf("n3 wrote %d lines meanwhile:\n%s", n, n3.Logs(n))
 	}
 	flow.Whole(ctx, t, from)
 
