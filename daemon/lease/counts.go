@@ -38,6 +38,9 @@ type Counts struct {
 	// Transactions are by their end. One that its own asker gave up, since
 	// another answer had come, is in none.
 	Transactions map[string]uint64
+	// Missed are the events that etcd's watch did not tell of and a list found,
+	// by their kind.
+	Missed map[string]uint64
 }
 
 // counters are Counts while they change.
@@ -45,6 +48,7 @@ type counters struct {
 	proven, denied, unanswered              atomic.Uint64
 	armed                                   atomic.Uint64
 	txnSucceeded, txnRefused, txnUnanswered atomic.Uint64
+	missedPuts, missedDeletes               atomic.Uint64
 }
 
 // Counts may be called from anywhere at any time.
@@ -55,6 +59,7 @@ func (e *Engine) Counts() Counts {
 		Proofs: c.armed.Load(),
 		Transactions: map[string]uint64{TxnSucceeded: c.txnSucceeded.Load(), TxnRefused: c.txnRefused.Load(),
 			TxnUnanswered: c.txnUnanswered.Load()},
+		Missed: map[string]uint64{MissedPut: c.missedPuts.Load(), MissedDelete: c.missedDeletes.Load()},
 	}
 }
 

@@ -181,7 +181,7 @@ func (e *Engine) Run(ctx context.Context, f Fence) error {
 	defer func() { _ = client.Close() }()
 
 	w := NewWatcher(client, e.keys, e.log, e.observe, e.reconnected)
-	w.onQuiet = e.watchSilent
+	w.onQuiet, w.counts = e.watchSilent, &e.counts
 	e.update(func() { e.rewatch, e.rouse = w.Again, w.Wake })
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {

@@ -88,7 +88,8 @@ type mirror struct {
 type item struct {
 	key   string
 	name  string // of an Entry, owner or reservation: its part of the key
-	value any    // Entry or Versioned[...]; nil for a foreign key
+	mod   int64
+	value any // Entry or Versioned[...]; nil for a foreign key
 	fault string
 }
 
@@ -104,7 +105,7 @@ func (m *mirror) reset(kvs []*mvccpb.KeyValue) {
 
 func (m *mirror) put(kv *mvccpb.KeyValue) {
 	v, err := m.parse(kv)
-	it := &item{key: string(kv.Key), value: v}
+	it := &item{key: string(kv.Key), mod: kv.ModRevision, value: v}
 	if err != nil {
 		it.fault = fmt.Sprintf("%s: %v", kv.Key, err)
 	}

@@ -14,20 +14,24 @@ import (
 // Watcher keeps a whole Snapshot of the prefix. It lists, watches from the
 // list's revision + 1, and lists again whenever the watch ends: by compaction,
 // by a lost leader, by an error, by silence, and at least every resync period.
+// Each list is compared with what the watch before it had shown: see missed.go.
 type Watcher struct {
 	client  *clientv3.Client
 	keys    Keys
 	log     *slog.Logger
 	call    time.Duration
 	resync  time.Duration
+	notice  time.Duration // that is waited for
 	quiet   time.Duration
 	onNew   func(*Snapshot)
 	onBack  func()            // before the first snapshot after an outage
 	onQuiet func(silent bool) // a watch has ended in silence, or one says something again
 	again   chan struct{}
 	wake    chan struct{}
+	counts  *counters
 
 	// Run's own.
+	seen   seen      // what the last watch has shown
 	err    error     // of the last list or watch, nil while watching
 	since  time.Time // when err began
 	mute   bool      // the last watch ended in silence; a list shows whether etcd is there
@@ -43,12 +47,16 @@ const resyncEvery = 4 * time.Minute
 // proxy in between, or a server that has got stuck.
 const quietEvery = 10 * time.Second
 
+// noticeWait is how long etcd has to say how far the watch has come. It says
+// nothing where that is no further than the list was.
+const noticeWait = time.Second
+
 // NewWatcher returns a watcher that calls onNew from its Run with every new
 // Snapshot, in order of revision, and onBack before the first one after etcd
 // was away.
 func NewWatcher(c *clientv3.Client, k Keys, log *slog.Logger, onNew func(*Snapshot), onBack func()) *Watcher {
-	return &Watcher{client: c, keys: k, log: log, call: maxCall, resync: resyncEvery, quiet: quietEvery,
-		onNew: onNew, onBack: onBack, onQuiet: func(bool) {}, again: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
+	return &Watcher{client: c, keys: k, log: log, call: maxCall, resync: resyncEvery, notice: noticeWait, quiet: quietEvery,
+		onNew: onNew, onBack: onBack, onQuiet: func(bool) {}, again: make(chan struct{}, 1), wake: make(chan struct{}, 1), counts: &counters{}}
 }
 
 // Again makes the watch begin anew from a list. A client resumes its watch by
@@ -108,6 +116,8 @@ func (w *Watcher) once(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.compare(ctx, m, snap)
+	w.seen = seen{mirror: m, cluster: snap.ClusterID, reached: snap.Revision}
 	w.publish(snap)
 	if w.mute {
 		w.muted()
@@ -117,7 +127,7 @@ func (w *Watcher) once(ctx context.Context) error {
 
 // follow watches from a revision on, until there is a reason to list.
 func (w *Watcher) follow(ctx context.Context, m *mirror, revision int64) error {
-	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), jitter(w.resync))
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	// A watcher of its own means a stream of its own. On one that is shared, a
 	// watch that etcd does not begin keeps all later ones waiting for ever.
 	stream := clientv3.NewWatcher(w.client)
@@ -130,7 +140,9 @@ func (w *Watcher) follow(ctx context.Context, m *mirror, revision int64) error {
 		w.mute = true
 		return nil
 	}
-	echo, asked := make(chan struct{}, 1), false
+	due := time.NewTimer(jitter(w.resync))
+	defer due.Stop()
+	echo, tried, asked := make(chan struct{}, 1), false, false
 	first := w.quiet
 	if w.silent {
 		first /= 10 // that it is over is to be known soon
@@ -138,28 +150,35 @@ func (w *Watcher) follow(ctx context.Context, m *mirror, revision int64) error {
 	for quiet := time.NewTimer(jitter(first)); ; quiet.Reset(jitter(w.quiet)) {
 		select {
 		case <-w.again:
+			w.seen = seen{} // the next list may be of another life
 			return nil
-		case <-quiet.C:
-			if asked {
-				w.mute = true
+		case <-due.C: // the resync period is over
+			if asked || w.askProgress(ctx, stream) != nil {
 				return nil
 			}
 			asked = true
+			due.Reset(w.notice)
+		case <-quiet.C:
+			if tried {
+				w.mute = true
+				return nil
+			}
+			tried = true
 			echoes.Go(func() { try(ctx, stream, w.keys.Config(), echo) })
 		case <-echo:
-			asked = false
+			tried = false
 			w.heard()
 		case resp, ok := <-events:
-			switch {
-			case !ok && ctx.Err() != nil:
-				return nil // the resync period
-			case !ok:
+			if !ok {
 				return fmt.Errorf("watch %s: the stream ended", w.keys.All())
 			}
-			asked = false
+			tried = false
 			w.heard()
 			if again, err := w.take(m, events, resp); again || err != nil {
 				return err
+			}
+			if asked && w.seen.noticed {
+				return nil
 			}
 		}
 	}
@@ -218,6 +237,7 @@ func (w *Watcher) take(m *mirror, events clientv3.WatchChan, resp clientv3.Watch
 			return false, fmt.Errorf("watch %s: %w", w.keys.All(), resp.Err())
 		}
 		revision = max(revision, m.apply(resp.Events))
+		w.seen.reach(revision, resp)
 		if left == 0 {
 			break
 		}

@@ -33,6 +33,8 @@ type Counts struct {
 	// the cycles that moved the deadline.
 	Cycles, Transactions map[string]uint64
 	Proofs               uint64
+	// Missed are the events that etcd's watch lost, by kind.
+	Missed map[string]uint64
 	// Passes and Writes are the data plane's, the latter by kind.
 	Passes uint64
 	Writes map[string]uint64
@@ -78,6 +80,7 @@ type collector struct {
 	peers, addresses, strayAddresses, strays  metric
 	endpoint, certificate, queued             metric
 	cycles, proofs, txns, passes, writes, cut metric
+	missed                                    metric
 }
 
 func newCollector(from Sources) *collector {
@@ -100,6 +103,7 @@ func newCollector(from Sources) *collector {
 		cycles:         newMetric("tenure_lease_cycles_total", "Cycles of the lease by their end.", "outcome"),
 		proofs:         newMetric("tenure_lease_proofs_total", "Cycles that moved the deadline in the kernel."),
 		txns:           newMetric("tenure_etcd_transactions_total", "Transactions sent to etcd by their end.", "outcome"),
+		missed:         newMetric("tenure_watch_missed_total", "Events that etcd's watch did not tell of, found and repaired by a list, by kind.", "kind"),
 		passes:         newMetric("tenure_dataplane_passes_total", "Passes of the data plane: the kernel read, and compared with what is wanted."),
 		writes:         newMetric("tenure_dataplane_writes_total", "Changes that the data plane made in the kernel, by kind.", "kind"),
 		cut:            newMetric("tenure_fence_drops_total", "Frames that the fence dropped since its maps were made, by reason.", "reason"),
@@ -169,6 +173,7 @@ func (c *collector) counted(ch chan<- prometheus.Metric, n Counts) {
 	c.cycles.counters(ch, n.Cycles)
 	c.proofs.counter(ch, n.Proofs)
 	c.txns.counters(ch, n.Transactions)
+	c.missed.counters(ch, n.Missed)
 	c.passes.counter(ch, n.Passes)
 	c.writes.counters(ch, n.Writes)
 	c.cut.counters(ch, n.Drops)

@@ -39,7 +39,7 @@ func counts() Counts {
 	return Counts{
 		Cycles: map[string]uint64{"proven": 5, "denied": 0, "unanswered": 1}, Proofs: 4,
 		Transactions: map[string]uint64{"succeeded": 6}, Passes: 7, Writes: map[string]uint64{"route-set": 8},
-		Drops: map[string]uint64{"closed": 9, "token": 0}, Queued: 2,
+		Drops: map[string]uint64{"closed": 9, "token": 0}, Queued: 2, Missed: map[string]uint64{"put": 0, "delete": 1},
 	}
 }
 
@@ -123,6 +123,9 @@ tenure_state{state="waiting"} 0
 tenure_stranded_addresses 3
 # TYPE tenure_stranded_pods gauge
 tenure_stranded_pods 2
+# TYPE tenure_watch_missed_total counter
+tenure_watch_missed_total{kind="delete"} 1
+tenure_watch_missed_total{kind="put"} 0
 `
 	if diff := cmp.Diff(want, strings.ReplaceAll(own(got), runtime.Version(), "GO")); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)

@@ -10,7 +10,7 @@ import (
 func (d *daemon) counts() server.Counts {
 	l, r := d.engine.Counts(), d.plane.Report()
 	c := server.Counts{
-		Cycles: l.Cycles, Transactions: l.Transactions, Proofs: l.Proofs,
+		Cycles: l.Cycles, Transactions: l.Transactions, Proofs: l.Proofs, Missed: l.Missed,
 		Passes: r.Passes, Writes: r.Writes, Certificates: d.endpoints.certs.ends(),
 	}
 	if n, err := api.QueueLength(d.queue.dir); err == nil {
