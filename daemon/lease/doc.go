@@ -89,6 +89,14 @@
 // that of an owner it is known to have succeeded closes the fence at once. See
 // settle.go.
 //
+// # When most peers are gone at once
+//
+// A mistaken delete of a prefix, or a member that answers nonsense, must not empty
+// every kernel of the cluster. Where most peers are missing at once they stay
+// programmed ([View.Settling]) until a second list, a moment later, lacks them
+// too; see confirm.go. This node's own key is no part of that: where it is gone
+// the fence closes at once.
+//
 // # Clocks
 //
 // F is of CLOCK_BOOTTIME, which counts suspended time and cannot be set. A jump

@@ -97,11 +97,13 @@ func (c Config) at(where string) { step(c.Step).at(where) }
 // Engine holds the node's subnet. Create it with NewEngine, then Run it; View
 // and Changed may be called from anywhere at any time.
 type Engine struct {
-	cfg   Config
-	keys  Keys
-	log   *slog.Logger
-	wake  chan struct{} // capacity 1: something to do before the timer
-	fence Fence         // set once, by Run
+	cfg  Config
+	keys Keys
+	log  *slog.Logger
+	wake chan struct{} // capacity 1: something to do before the timer
+	// lacking has room for one: a snapshot that is to be read again.
+	lacking chan struct{}
+	fence   Fence // set once, by Run
 
 	asks chan ask // to be done by the loop, which is the only writer
 
@@ -144,7 +146,8 @@ type Engine struct {
 	network  *conf.Network
 	config   []byte // network as it was written
 	snapshot *Snapshot
-	started  bool // a decision has been made since the start
+	trust    confirmation // in what snapshot lacks
+	started  bool         // a decision has been made since the start
 	waiting  string
 	refused  string
 	problems problems
@@ -165,7 +168,7 @@ type tenancy struct {
 // NewEngine returns an engine that has done nothing yet.
 func NewEngine(cfg Config) *Engine {
 	return &Engine{cfg: cfg, keys: NewKeys(cfg.Prefix), log: cfg.Log,
-		wake: make(chan struct{}, 1), asks: make(chan ask), dead: map[clientv3.LeaseID]bool{}, changed: make(chan struct{}), problems: problems{}}
+		wake: make(chan struct{}, 1), lacking: make(chan struct{}, 1), asks: make(chan ask), dead: map[clientv3.LeaseID]bool{}, changed: make(chan struct{}), problems: problems{}}
 }
 
 // Run holds the node's subnet until ctx ends, with the kernel's half in f. It
@@ -189,6 +192,7 @@ func (e *Engine) Run(ctx context.Context, f Fence) error {
 		return nil
 	})
 	g.Go(func() error { e.watchConnection(ctx, client); return nil })
+	g.Go(func() error { e.confirm(ctx); return nil })
 	g.Go(func() error { return e.loop(ctx) })
 	return g.Wait()
 }

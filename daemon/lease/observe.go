@@ -29,6 +29,10 @@ func (e *Engine) Touch() {
 func (e *Engine) observe(s *Snapshot) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.observeLocked(s)
+}
+
+func (e *Engine) observeLocked(s *Snapshot) {
 	if e.snapshot == nil && e.known.strange(s.life()) {
 		e.suspect = true // the loop has yet to meet the store
 		e.nudge()
@@ -108,6 +112,7 @@ func (h Holding) whyNot(st standing, e Entry) string {
 // takeInLocked makes s the snapshot that everybody sees.
 func (e *Engine) takeInLocked(s *Snapshot) {
 	e.snapshot = s
+	e.confirmLocked(s)
 	e.settling = s.Settle.ModRevision != 0 || e.settling && !s.Listed
 	if h := e.held; h != nil && e.forgot == nil {
 		e.past = s.before(h.Holding, e.past)

@@ -40,8 +40,9 @@ type View struct {
 	Network *conf.Network
 	// Snapshot is what etcd had last, nil before the first answer.
 	Snapshot *Snapshot
-	// Settling: the store forgot or a settle key stands; a peer missing from
-	// Snapshot may still hold its subnet.
+	// Settling: the store forgot, a settle key stands, or most peers have gone
+	// at once and no second list has confirmed it; a peer missing from Snapshot
+	// may still hold its subnet.
 	Settling bool
 	Problems []api.Problem
 }
@@ -76,7 +77,7 @@ func (e *Engine) viewLocked() View {
 	e.lookAtClocksLocked()
 	now := e.cfg.Clock()
 	v := View{Former: e.former, LostWhy: e.lostWhy, Network: e.network, Snapshot: e.snapshot, UID: e.cfg.Memory.Get().UID,
-		Settling: e.unsettledLocked() || e.snapshot != nil && e.snapshot.Store.ModRevision == 0}
+		Settling: e.unsettledLocked() || e.trust.open || e.snapshot != nil && e.snapshot.Store.ModRevision == 0}
 	if e.doubt != nil {
 		v.Doubt = e.doubt.why
 	}
