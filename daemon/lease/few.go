@@ -6,41 +6,37 @@ import (
 	"unicode"
 )
 
+// fewMost is how many of many things a text names, and oneMost how much of each,
+// in bytes.
 const (
-	// fewMost is how many of many things a text names.
 	fewMost = 5
-	// wordMost is how much of a text that others wrote is repeated, in bytes.
-	wordMost = 160
+	oneMost = 320
 )
 
 // few names the first of many in a text of bounded length.
 func few(all []string, between string) string {
 	var named []string
 	for _, one := range all[:min(len(all), fewMost)] {
-		named = append(named, short(one))
+		named = append(named, short(one, oneMost))
 	}
-	text := strings.Join(named, between)
 	if more := len(all) - len(named); more > 0 {
-		text += fmt.Sprintf("%sand %d more", between, more)
+		named = append(named, fmt.Sprintf("%d more", more))
 	}
-	return text
+	return strings.Join(named, between)
 }
 
-// short is a text that others wrote, fit to be shown: at most wordMost bytes of
-// it, and nothing that would not be seen, or would move a terminal's cursor.
-func short(text string) string {
-	cut := len(text) > wordMost
-	if cut {
-		text = text[:wordMost]
+// short is a text that others wrote, fit to be shown: so many bytes of it at
+// most, and nothing that would not be seen or would move a terminal's cursor.
+func short(text string, most int) string {
+	end := ""
+	if len(text) > most {
+		text, end = text[:most], "…"
 	}
-	text = strings.Map(func(r rune) rune {
+	const instead = unicode.ReplacementChar
+	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
-			return unicode.ReplacementChar
+			return instead
 		}
 		return r
-	}, strings.ToValidUTF8(text, string(unicode.ReplacementChar)))
-	if cut {
-		text += "…"
-	}
-	return text
+	}, strings.ToValidUTF8(text, string(instead))) + end
 }

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -45,7 +44,7 @@ func oddities(s *Snapshot, own Tenant) problems {
 		all.show("endless-record", api.SeverityWarning, "records without a lease never end: "+keys, "delete the keys that nobody owns, or keep them as reservations", time.Time{})
 	}
 	if len(s.Faults) > 0 {
-		all.show("bad-record", api.SeverityWarning, "skipped in etcd: "+strings.Join(s.Faults, "; "), "look at the named keys with etcdctl get", time.Time{})
+		all.show("bad-record", api.SeverityWarning, "skipped in etcd: "+few(s.Faults, "; "), "look at the named keys with etcdctl get", time.Time{})
 	}
 	return all
 }
@@ -69,15 +68,15 @@ func twins(s *Snapshot, own Tenant) string {
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(at), netip.Addr.Compare) {
 		if len(at[a]) > 1 {
-			texts = append(texts, fmt.Sprintf("%s is announced by %s", a, strings.Join(at[a], " and ")))
+			texts = append(texts, fmt.Sprintf("%s is announced by %s", a, few(at[a], " and ")))
 		}
 	}
-	return strings.Join(texts, "; ")
+	return few(texts, "; ")
 }
 
 func nodeName(e Entry) string {
 	if n := e.Tenant().Node; n != "" {
-		return n
+		return short(n, nameMost)
 	}
 	return "flannel"
 }
@@ -89,7 +88,7 @@ func overlaps(s *Snapshot) string {
 		a, b := s.Entries[c[0]], s.Entries[c[1]]
 		texts = append(texts, fmt.Sprintf("%s of %s overlaps %s of %s", a.Subnets, a.holder(), b.Subnets, b.holder()))
 	}
-	return strings.Join(texts, "; ")
+	return few(texts, "; ")
 }
 
 // clashes are the pairs of entries, by their places, whose subnets share
@@ -142,5 +141,5 @@ func endless(s *Snapshot) string {
 			keys = append(keys, e.String())
 		}
 	}
-	return strings.Join(keys, ", ")
+	return few(keys, ", ")
 }

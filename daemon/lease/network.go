@@ -65,6 +65,9 @@ func (e *Engine) judge(s *Snapshot) (*conf.Network, error) {
 	}
 	var faults conf.Faults
 	for _, entry := range s.Entries {
+		if entry.unread() { // nobody's: a holder whose record is like this has lost it
+			continue
+		}
 		faults = append(faults, conf.Judge(n, entry.All())...)
 	}
 	if len(faults) > 0 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -112,10 +113,43 @@ func DecodeRecord(b []byte) (Record, error) {
 	if err := json.Unmarshal(b, &r); err != nil {
 		return Record{}, fmt.Errorf("decode record: %w", err)
 	}
-	if !r.PublicIP.IsValid() && (r.PublicIPv6 == nil || !r.PublicIPv6.IsValid()) {
-		return Record{}, fmt.Errorf("decode record: no PublicIP")
+	if err := r.check(); err != nil {
+		return Record{}, fmt.Errorf("decode record: %w", err)
 	}
 	return r, nil
+}
+
+// nameMost is the longest name in a record, in bytes; it stands in texts and on
+// every node's status. The longest name of a host is as long.
+const nameMost = 253
+
+// check says what no node would have written.
+func (r Record) check() error {
+	named := false
+	for _, a := range []*netip.Addr{&r.PublicIP, r.PublicIPv6} {
+		switch {
+		case a == nil || !a.IsValid() || a.IsUnspecified(): // flannel's way to say that it has none
+		case a.IsMulticast() || a.IsLoopback() || a.Zone() != "":
+			return fmt.Errorf("%s is the address of no other machine", a)
+		default:
+			named = true
+		}
+	}
+	if !named {
+		return errors.New("no PublicIP")
+	}
+	for _, d := range []*BackendData{r.BackendData, r.BackendV6Data} {
+		if d != nil && d.VtepMAC[0]&1 != 0 {
+			return fmt.Errorf("VtepMAC %s is that of a group", d.VtepMAC)
+		}
+	}
+	who := r.Tenant()
+	for _, f := range []struct{ name, text string }{{"BackendType", r.BackendType}, {"Node", who.Node}, {"UID", who.UID}, {"Boot", who.Boot}} {
+		if len(f.text) > nameMost {
+			return fmt.Errorf("%s is %d bytes long, %d is the most", f.name, len(f.text), nameMost)
+		}
+	}
+	return nil
 }
 
 // Transition is one change of ownership.

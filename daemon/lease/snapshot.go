@@ -47,6 +47,19 @@ type Snapshot struct {
 	Faults []string
 }
 
+// compareEntries orders by name; of two keys for the same subnet the one that can
+// be read comes first, and is found.
+func compareEntries(a, b Entry) int {
+	c := cmp.Compare(a.Key(), b.Key())
+	switch {
+	case c != 0 || a.unread() == b.unread():
+		return c
+	case b.unread():
+		return -1
+	}
+	return 1
+}
+
 // Entry finds the record of exactly these subnets.
 func (s *Snapshot) Entry(sub Subnets) (Entry, bool) {
 	i, ok := slices.BinarySearchFunc(s.Entries, sub.Key(), func(e Entry, k string) int {
@@ -93,6 +106,13 @@ type item struct {
 	fault string
 }
 
+// How much is said of a key that cannot be read, and of the reason, in bytes:
+// both may be of any length, and quote what stands in etcd.
+const (
+	keyMost = 120
+	whyMost = 160
+)
+
 func newMirror(k Keys) *mirror { return &mirror{keys: k} }
 
 // reset replaces everything by one list.
@@ -107,7 +127,7 @@ func (m *mirror) put(kv *mvccpb.KeyValue) {
 	v, err := m.parse(kv)
 	it := &item{key: string(kv.Key), mod: kv.ModRevision, value: v}
 	if err != nil {
-		it.fault = fmt.Sprintf("%s: %v", kv.Key, err)
+		it.fault = short(it.key, keyMost) + ": " + short(err.Error(), whyMost)
 	}
 	if e, ok := v.(Entry); ok {
 		it.name = e.Key()
@@ -161,8 +181,19 @@ func parseEntry(name string, kv *mvccpb.KeyValue) (any, error) {
 		return nil, err
 	}
 	e := Entry{Subnets: sub, Lease: clientv3.LeaseID(kv.Lease), CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision}
+	if name != sub.Key() {
+		// Another key for the same subnet: it must not be taken for the one that
+		// its tenant holds.
+		return e, fmt.Errorf("the key of %s is %s", sub, sub.Key())
+	}
 	e.Record, err = DecodeRecord(kv.Value)
 	return e, err
+}
+
+// unread says that the record could not be read: of the entry only the subnet,
+// which counts as taken, and the lease are known.
+func (e Entry) unread() bool {
+	return !e.PublicIP.IsValid() && (e.PublicIPv6 == nil || !e.PublicIPv6.IsValid())
 }
 
 // snapshot assembles what the mirror holds.
@@ -188,11 +219,11 @@ func (m *mirror) snapshot(revision int64, cluster uint64) *Snapshot {
 			s.Reservations[it.name] = v
 		case Entry:
 			s.Entries = append(s.Entries, v)
-			sorted, last = sorted && last <= it.name, it.name
+			sorted, last = sorted && last < it.name, it.name
 		}
 	}
-	if !sorted { // somebody wrote a key in capitals
-		slices.SortFunc(s.Entries, func(a, b Entry) int { return cmp.Compare(a.Key(), b.Key()) })
+	if !sorted { // somebody wrote a key in capitals, or in another way
+		slices.SortFunc(s.Entries, compareEntries)
 	}
 	return s
 }

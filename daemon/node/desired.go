@@ -75,7 +75,7 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 	for _, p := range peers(v, u) {
 		if p.reason == "" {
 			d.Peers = append(d.Peers, p.Peer)
-		} else if v.Settling && p.entry.V4.IsValid() {
+		} else if v.Settling && inside(p.entry.V4, v.Network) {
 			d.Claims = append(d.Claims, p.entry.V4)
 		}
 	}
@@ -201,10 +201,17 @@ func unusable(e lease.Entry, n *conf.Network, u Underlay) string {
 		return fmt.Sprintf("its backend is %q, this node speaks vxlan", e.BackendType)
 	case e.BackendData.VNI != n.Backend.VNI:
 		return fmt.Sprintf("its VNI is %d, this network's is %d", e.BackendData.VNI, n.Backend.VNI)
+	case !e.PublicIP.Is4() || e.PublicIP.IsUnspecified():
+		return fmt.Sprintf("its address %s is no IPv4 address of a machine", e.PublicIP)
 	case !e.V4.IsValid():
 		return "it has no IPv4 subnet"
-	case !n.Network.Contains(e.V4.Addr()) || e.V4.Bits() < n.Network.Bits():
+	case !inside(e.V4, n):
 		return fmt.Sprintf("its subnet is not inside %s", n.Network)
 	}
 	return ""
+}
+
+// inside says whether a subnet is there and lies in the network.
+func inside(subnet netip.Prefix, n *conf.Network) bool {
+	return subnet.IsValid() && n.Network.Contains(subnet.Addr()) && subnet.Bits() >= n.Network.Bits()
 }
