@@ -22,10 +22,8 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 	}
 	e.dropEnded(ctx, s)
 	a := attempt{client: e.client, keys: e.keys, seen: s, ttl: n.LeaseTTL, call: CallTimeout(n.LeaseTTL), lease: e.nextLease(ctx, n.LeaseTTL), silent: e.unreachable, end: e.end}
-	last, _ := e.cfg.Memory.Get().Last()
-	want := Want{Node: e.cfg.Node, UID: e.cfg.Memory.Get().UID, Last: last, LastFirst: !e.lostSubnet().IsZero(), Seed: rand.Uint64()}
 	tried := false
-	for c := range Candidates(n, s, want) {
+	for c := range Candidates(n, s, e.want()) {
 		if !tried {
 			got, err := grant(ctx, e.client, a.lease, a.ttl, a.call)
 			if err != nil {
@@ -62,6 +60,13 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 		return jitter(firstRetry) // the lease is kept for the next round
 	}
 	return e.exhausted(ctx, s, n)
+}
+
+// want is what this node would choose.
+func (e *Engine) want() Want {
+	m := e.cfg.Memory.Get()
+	last, _ := m.Last()
+	return Want{Node: e.cfg.Node, UID: m.UID, Last: last, LastFirst: !e.lostSubnet().IsZero(), Seed: rand.Uint64()}
 }
 
 // nextLease is the ID that the next grant asks for: the same until it is known

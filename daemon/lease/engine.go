@@ -121,6 +121,7 @@ type Engine struct {
 	settler    clientv3.LeaseID          // asked for to write settle
 	asked      grantedTTL                // of the lease asked for last
 	saved      time.Time                 // when node.json was written last
+	looked     time.Time                 // when this loop listed last
 	counted    nextEnd                   // which lease ends next, when nothing is free
 
 	mu       sync.Mutex
@@ -311,6 +312,10 @@ func (e *Engine) step(ctx context.Context) time.Duration {
 
 // look reads everything and acts on it.
 func (e *Engine) look(ctx context.Context) time.Duration {
+	if pause, idle := e.idle(ctx); idle {
+		return pause
+	}
+	e.looked = time.Now()
 	e.recall()
 	s, err := list(ctx, e.client, newMirror(e.keys), e.callTimeout())
 	if err != nil {

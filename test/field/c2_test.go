@@ -21,7 +21,7 @@ const fullPool = `{"Network":"10.5.0.0/16","SubnetMin":"10.5.1.0","SubnetMax":"1
 // TestC2 is flannel #954 and #875: in a rolling replacement the network runs
 // out of subnets, because those of deleted nodes are kept for hours by a TTL
 // that cannot be changed. Right is: a node that finds none says so and whom it
-// waits for, asks etcd once in a few seconds, and tells the runtime to try
+// waits for, asks etcd once in some ten seconds, and tells the runtime to try
 // again later; a node that died makes room when its TTL, which is a setting,
 // has ended: no sooner, and the next one is served at once.
 func TestC2(t *testing.T) {
@@ -32,7 +32,7 @@ func TestC2(t *testing.T) {
 
 	asked := ranges(ctx, t, c)
 	began := time.Now()
-	const window = 9 * time.Second
+	const window = 14 * time.Second
 	cluster.Stays(ctx, t, window, "n3 waits", func() error {
 		s, err := n3.Status(ctx)
 		if err == nil && (s.State != api.StateWaiting || !cluster.HasProblem(s, "no-free-subnet") || s.Ready) {
@@ -40,8 +40,8 @@ func TestC2(t *testing.T) {
 		}
 		return errors.Join(err, lives(n3))
 	})
-	if n, d := ranges(ctx, t, c)-asked, time.Since(began); n < 2 || n > int(d/(2*time.Second)) {
-		t.Errorf("n3 asked etcd %d times in %s, want once every few seconds", n, d.Round(time.Millisecond))
+	if n, d := ranges(ctx, t, c)-asked, time.Since(began); n < 1 || n > int(d/(4*time.Second)) {
+		t.Errorf("n3 asked etcd %d times in %s, want once in some ten seconds", n, d.Round(time.Millisecond))
 	}
 	noAddress(ctx, t, n3)
 
