@@ -10,6 +10,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tenure-cni/tenure/test/etcdtest"
 	"github.com/tenure-cni/tenure/test/lab/etcdproxy"
@@ -63,12 +64,24 @@ func TestO13(t *testing.T) {
 	p := etcdproxy.Start(t, s.Endpoint)
 	swallowed := []*etcdproxy.Rule{p.SwallowEvents(1, etcdproxy.EventOf(gone)), p.SwallowEvents(1, etcdproxy.EventOf(changed))}
 
+	// Every watch begins behind the list before it.
+	begun := make(chan int64, 100)
+	p.Delay(etcdproxy.Always, etcdproxy.When(func(r *pb.WatchRequest) bool {
+		if create := r.GetCreateRequest(); create != nil {
+			begun <- create.StartRevision
+		}
+		return false
+	}), etcdproxy.Request, 0)
+
 	h := newHost(t, "n1", p.URL())
 	shown := make(chan *Snapshot, 100)
 	w := NewWatcher(etcdtest.Client(t, p.URL()), k, slogOf(h), func(s *Snapshot) { shown <- s }, func() {})
 	w.resync, w.notice = 400*time.Millisecond, 200*time.Millisecond
 	defer runs(t, w)()
-	<-shown
+	first := <-shown
+	if from := <-begun; from != first.Revision+1 {
+		t.Errorf("the watch begins at %d, the list is of %d", from, first.Revision)
+	}
 	if _, err := c.Delete(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
@@ -81,6 +94,9 @@ func TestO13(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			t.Fatal("no list follows")
 		}
+	}
+	if from := <-begun; from != now.Revision+1 {
+		t.Errorf("the watch begins anew at %d, the list is of %d", from, now.Revision)
 	}
 	if len(now.Entries) != 1 || now.Entries[0].Tenant().Node != "n3" {
 		t.Errorf("the list shows %v", now.Entries)
@@ -175,6 +191,77 @@ func TestDeletionOnItsWay(t *testing.T) {
 		if got := w.counts.missedDeletes.Load(); got != step.want {
 			t.Error("another store's list is compared with this one's watch")
 		}
+	}
+}
+
+// TestCompactionBehindASlowReader is O1 for a watch that stands all the time: no byte
+// of it arrives while more is written than etcd and the wire keep for it, and
+// then the store is compacted. Right is: what is true then is listed, and the
+// watch goes on from there.
+func TestCompactionBehindASlowReader(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, fourSubnets)
+	k := NewKeys(prefix)
+	gone, there := k.Subnet(v4("10.5.1.0/24")), k.Subnet(v4("10.5.2.0/24"))
+	mustPut(t, c, gone, recordOf("n2", "192.0.2.2", 1))
+	p := newProxy(t, s.Endpoint)
+	h := newHost(t, "n1", "http://"+p.Addr())
+	shown := make(chan *Snapshot, 5000)
+	w := NewWatcher(etcdtest.Client(t, h.endpoint), k, slogOf(h), func(s *Snapshot) { shown <- s }, func() {})
+	defer runs(t, w)()
+	if first := <-shown; len(first.Entries) != 1 {
+		t.Fatalf("the first list shows %v", first.Entries)
+	}
+
+	p.Stall()
+	// 24 MB: sockets and streams take in a few.
+	const writers, each, size = 8, 30, 100_000
+	var g errgroup.Group
+	for i := range writers {
+		g.Go(func() error {
+			for range each {
+				if _, err := c.Put(t.Context(), fmt.Sprintf("%snoise%d", k.All(), i), strings.Repeat("x", size)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Delete(t.Context(), gone); err != nil {
+		t.Fatal(err)
+	}
+	last := mustPut(t, c, there, recordOf("n3", "192.0.2.3", 1))
+	if _, err := c.Compact(t.Context(), last); err != nil {
+		t.Fatal(err)
+	}
+	p.Restore()
+	next := func(from int64) *Snapshot {
+		t.Helper()
+		for deadline := time.After(20 * time.Second); ; {
+			select {
+			case now := <-shown:
+				if now.Revision >= from {
+					return now
+				}
+			case <-deadline:
+				t.Fatalf("nothing is shown of revision %d", from)
+			}
+		}
+	}
+	if now := next(last); !now.Listed || len(now.Entries) != 1 || now.Entries[0].Tenant().Node != "n3" {
+		t.Errorf("shown is %v, listed %t", now.Entries, now.Listed)
+	}
+	if h.log.lines("compaction") != 1 {
+		t.Errorf("%d lines about the compaction", h.log.lines("compaction"))
+	}
+	if now := next(mustPut(t, c, gone, recordOf("n4", "192.0.2.4", 1))); now.Listed || len(now.Entries) != 2 {
+		t.Errorf("after the list the watch shows %v, listed %t", now.Entries, now.Listed)
+	}
+	if n := w.counts; n.missedDeletes.Load()+n.missedPuts.Load() != 0 {
+		t.Error("what the watch could not tell any more is counted as missed")
 	}
 }
 
