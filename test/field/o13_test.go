@@ -136,16 +136,20 @@ func TestO13Mass(t *testing.T) {
 
 	kernel, writes := cluster.Picture(ctx, t, n), cluster.WritingPasses(n)
 	second := p.Delay(1, whole, etcdproxy.Request, 3*time.Second) // however slow this test is
+	untouched := func(d time.Duration) {
+		cluster.Stays(ctx, t, d, "the kernel is not touched", func() error {
+			if now := cluster.WritingPasses(n); now != writes {
+				return fmt.Errorf("%d passes wrote", now-writes)
+			}
+			return nil
+		})
+	}
 	store.Revoke(ctx, lease)
 	sees()
+	untouched(500 * time.Millisecond) // ten times what a pass waits for more
 	lease = underOneLease(ctx, t, store, peers)
 	sees()
-	cluster.Stays(ctx, t, 2*time.Second, "the kernel is not touched", func() error {
-		if now := cluster.WritingPasses(n); now != writes {
-			return fmt.Errorf("%d passes wrote", now-writes)
-		}
-		return nil
-	})
+	untouched(2 * time.Second)
 	if now := cluster.Picture(ctx, t, n); now != kernel {
 		t.Errorf("the kernel is\n%s\nit was\n%s", now, kernel)
 	}
