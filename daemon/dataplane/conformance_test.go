@@ -42,6 +42,7 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 		"StrandedSubnet":           strandedSubnet,
 		"OptionsOff":               optionsOff,
 		"NetworkIsWidened":         networkIsWidened,
+		"C1AnotherNetwork":         anotherNetwork,
 		"ForeignRouteInTheWay":     foreignRouteInTheWay,
 		"ForeignRouteComesLate":    foreignRouteComesLate,
 		"ForeignAddress":           foreignAddress,
@@ -389,6 +390,50 @@ func networkIsWidened(t *testing.T, m *machine) {
 	if len(ops) != 3 {
 		t.Errorf("want rules and two routes, wrote\n%s", text(ops))
 	}
+}
+
+// anotherNetwork is row C1: of the network of before nothing is left but what a
+// pod needs that lives on, and then nothing; and what another instance has made
+// for a network of its own is not touched.
+func anotherNetwork(t *testing.T, m *machine) {
+	m.converge(t, node34(peer(35)))
+	others := dataplane.Route{Dst: prefix("10.7.0.0/16"), Type: dataplane.RouteUnreachable,
+		Metric: dataplane.UnreachableMetric, Protocol: dataplane.RouteProtocol}
+	m.change(t, dataplane.SetRoute{Route: others})
+	want := node34()
+	want.Network, want.Former, want.Outside = prefix("10.6.0.0/16"), []netip.Prefix{prefix("10.5.0.0/16")}, []netip.Prefix{prefix("10.5.34.0/24")}
+	want.Vxlan.Addr, want.Vxlan.MAC = prefix("10.6.1.0/32"), mac(61)
+	want.Bridge.Gateways = []netip.Prefix{prefix("10.5.34.1/24"), prefix("10.6.1.1/24")}
+	old := func(routes, addrs, rules int) {
+		t.Helper()
+		m.converge(t, want)
+		s := m.read(t)
+		n := [3]int{}
+		for r := range s.Routes {
+			if prefix("10.5.0.0/16").Overlaps(r.Dst) && r.Protocol == dataplane.RouteProtocol {
+				n[0]++
+			}
+		}
+		for a := range s.Addrs {
+			if prefix("10.5.0.0/16").Contains(a.Prefix.Addr()) {
+				n[1]++
+			}
+		}
+		for _, lines := range s.Rules.Chains {
+			for _, line := range lines {
+				n[2] += strings.Count(line, "10.5.")
+			}
+		}
+		if n != [3]int{routes, addrs, rules} {
+			t.Errorf("of the old network %v routes, addresses and mentions in rules stand, want %v", n, [3]int{routes, addrs, rules})
+		}
+		if _, ok := s.Routes[others]; !ok {
+			t.Error("the other instance's route is gone")
+		}
+	}
+	old(0, 1, 8)
+	want.Outside, want.Bridge.Gateways = nil, want.Bridge.Gateways[1:]
+	old(0, 0, 0)
 }
 
 func foreignRouteInTheWay(t *testing.T, m *machine) {

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 )
 
@@ -21,6 +22,12 @@ type Desired struct {
 	// Network holds all pod subnets of the cluster; an unreachable route for
 	// it keeps packets for missing peers off the default route.
 	Network netip.Prefix
+	// Former were Network before, on this node. Addresses in one of them on our
+	// devices, and unreachable routes for one, are ours and old.
+	Former []netip.Prefix
+	// Outside are the subnets of stranded pods that are not in Network: they
+	// keep their way out and to the pods beside them.
+	Outside []netip.Prefix
 	// Bridge is left alone while its MAC is zero.
 	Bridge Bridge
 	// HostRoutes are the stranded pods that need a route of their own to the
@@ -57,6 +64,12 @@ func (d Desired) VxlanName() string {
 		return ""
 	}
 	return d.Name + "." + strconv.Itoa(d.Vxlan.VNI)
+}
+
+// ours says that an address on one of our devices is one that we made: it lies
+// in Network, or in what that was before.
+func (d Desired) ours(a netip.Addr) bool {
+	return d.Network.Contains(a) || slices.ContainsFunc(d.Former, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // Bridge is the device the pods are plugged into.

@@ -16,9 +16,9 @@
 // are in place.
 //
 // What is ours: the devices <name>0 and <name>.<number>; addresses inside
-// Network on them; permanent neighbours and static forwarding entries on the
+// Network, or what that was before, on them; permanent neighbours and static forwarding entries on the
 // vxlan device; routes with RouteProtocol that leave through our devices or
-// are unreachable inside Network; the chains <NAME>-MASQ, <NAME>-FWD and
+// are unreachable inside Network or for what that was before; the chains <NAME>-MASQ, <NAME>-FWD and
 // <NAME>-RAW with the rules that jump to them from the base chains.
 //
 // It must not import etcd or the packages ipam, attach, lease, fence, node and

@@ -172,7 +172,7 @@ func (p *planner) rules() {
 }
 
 // network keeps the unreachable route for Network. One for an older Network
-// goes; one that does not overlap belongs to another instance.
+// goes; any other that does not overlap belongs to another instance.
 func (p *planner) network() {
 	want := Route{
 		Dst: p.want.Network, Type: RouteUnreachable,
@@ -181,7 +181,7 @@ func (p *planner) network() {
 	p.setRoute(func() string { return scopeNetwork }, want, nothingGoes)
 	for _, r := range p.routesThat(func(r Route) bool {
 		return r.Type == RouteUnreachable && r.Protocol == RouteProtocol &&
-			r.place() != want.place() && r.Dst.Overlaps(p.want.Network)
+			r.place() != want.place() && (r.Dst.Overlaps(p.want.Network) || slices.Contains(p.want.Former, r.Dst))
 	}) {
 		p.add(scopeNetwork, DelRoute{r})
 	}
@@ -237,7 +237,7 @@ func (p *planner) addrs(scope, link string, wanted []netip.Prefix, fresh bool) (
 		for _, a := range keysThat(p.have.Addrs, compareAddrs, func(a Addr) bool {
 			return a.Link == link && !slices.Contains(wanted, a.Prefix)
 		}) {
-			if p.want.Network.Contains(a.Prefix.Addr()) {
+			if p.want.ours(a.Prefix.Addr()) {
 				stale[a.Prefix] = true
 			} else {
 				p.conflict("addr", "address %s of %s is not ours and is left alone", a.Prefix, link)

@@ -133,17 +133,22 @@ func ourChains(instance string) []ourChain {
 // rulesWish is all of a Desired that its rules depend on.
 type rulesWish struct {
 	name                                 string
-	network                              netip.Prefix
+	networks                             string
 	port                                 int // of the overlay, 0 without one
 	masq, masqRandomFully, forwardAccept bool
 }
 
 func (d Desired) rulesWish() rulesWish {
-	w := rulesWish{name: d.Name, network: d.Network, masq: d.Masq, masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept}
+	w := rulesWish{name: d.Name, networks: fmt.Sprint(d.podNetworks()), masq: d.Masq, masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept}
 	if d.Vxlan != nil {
 		w.port = d.Vxlan.Port
 	}
 	return w
+}
+
+// podNetworks are where pods of this node, or of others, have their addresses.
+func (d Desired) podNetworks() []netip.Prefix {
+	return append([]netip.Prefix{d.Network}, d.Outside...)
 }
 
 // wantChains are the rules of the chains that shall exist. Rules that only
@@ -151,22 +156,15 @@ func (d Desired) rulesWish() rulesWish {
 // those of others behind them still see it.
 func wantChains(want Desired, have Rules) map[string][]string {
 	out := map[string][]string{}
-	net := want.Network.String()
-	if want.Masq {
-		masq := rule("-s "+net, "what leaves the pod network", "MASQUERADE")
-		if want.MasqRandomFully && have.RandomFully {
-			masq += " --random-fully"
+	for _, from := range want.podNetworks() {
+		net := from.String()
+		if want.Masq {
+			out["nat"] = append(out["nat"], masqRules(net, want, have)...)
 		}
-		out["nat"] = []string{
-			rule("-s "+net+" -d "+net, "pods keep their address among themselves", "RETURN"),
-			rule("-s "+net+" -d 224.0.0.0/4", "multicast keeps its source", "RETURN"),
-			masq,
-		}
-	}
-	if want.ForwardAccept {
-		out["filter"] = []string{
-			rule("-s "+net, "from pods", "ACCEPT"),
-			rule("-d "+net, "to pods", "ACCEPT"),
+		if want.ForwardAccept {
+			out["filter"] = append(out["filter"],
+				rule("-s "+net, "from pods", "ACCEPT"),
+				rule("-d "+net, "to pods", "ACCEPT"))
 		}
 	}
 	if want.Vxlan != nil && have.NoTrackFault == "" {
@@ -174,6 +172,19 @@ func wantChains(want Desired, have Rules) map[string][]string {
 		out["raw"] = []string{rule(match, "outer packets of the overlay", "CT --notrack")}
 	}
 	return out
+}
+
+// masqRules masquerade what leaves the pod networks from one of them.
+func masqRules(net string, want Desired, have Rules) []string {
+	var rules []string
+	for _, to := range want.podNetworks() {
+		rules = append(rules, rule("-s "+net+" -d "+to.String(), "pods keep their address among themselves", "RETURN"))
+	}
+	masq := rule("-s "+net, "what leaves the pod network", "MASQUERADE")
+	if want.MasqRandomFully && have.RandomFully {
+		masq += " --random-fully"
+	}
+	return append(rules, rule("-s "+net+" -d 224.0.0.0/4", "multicast keeps its source", "RETURN"), masq)
 }
 
 // rule writes a rule in the order and spelling of iptables-save.
