@@ -236,6 +236,7 @@ func TestEffect(t *testing.T) {
 		"a shorter lease": {`{"Network":"10.5.0.0/22","LeaseTTL":"1h"}`, false, "each of 2 holders moves to a lease of 1h0m0s at its next renewal, within about 30s", "3/0", "4/1"},
 		"bounds":          {`{"Network":"10.5.0.0/22","SubnetMax":"10.5.2.0"}`, false, "1 held subnets are not from 10.5.0.0/24 to 10.5.2.0/24", "3/0", "3/1"},
 		"a reservation":   {`{"Network":"10.5.0.0/22","SubnetMin":"10.5.3.0"}`, false, "the reservation of 10.5.2.0-24 for n8 does not count", "3/0", "1/0"},
+		"another MTU":     {`{"Network":"10.5.0.0/22","Backend":{"Type":"vxlan","MTU":1400}}`, false, "pods that run keep theirs", "3/0", "4/1"},
 		"another VNI":     {`{"Network":"10.5.0.0/22","Backend":{"Type":"vxlan","VNI":7}}`, false, "Backend.VNI: 1 → 7", "3/0", "4/1"},
 		"orphans":         {`{"Network":"10.5.0.0/23","SubnetLen":24}`, true, "10.5.3.0/24 n2 Network: 10.5.0.0/23 does not contain", "3/0", "2/1"},
 		"another length":  {`{"Network":"10.5.0.0/22","SubnetLen":25}`, true, "SubnetLen: /25 differs", "3/0", "8/2"},

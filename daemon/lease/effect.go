@@ -146,8 +146,13 @@ func effects(old, n conf.Network, s *Snapshot) []string {
 	if beyond > 0 {
 		say("%d held subnets are not from %s to %s: they stay with their holders, and are not given out again", beyond, n.SubnetAt(0), n.SubnetAt(n.SubnetCount()-1))
 	}
-	if old.Backend != n.Backend {
-		say("Backend: every node changes its vxlan device, at its own moment: expect an interruption between nodes until all have")
+	before := old.Backend
+	if before.MTU != n.Backend.MTU {
+		say("Backend.MTU: bridge and overlay of every node change while packets flow; pods that run keep theirs until they are started anew")
+		before.MTU = n.Backend.MTU
+	}
+	if before != n.Backend {
+		say("Backend: every node makes its vxlan device anew, at its own moment: expect an interruption between nodes until all have")
 	}
 	return all
 }

@@ -145,7 +145,8 @@ type Engine struct {
 	conflict string           // who holds this node's name or UID
 	lostWhy  string           // what happened to the one lost last
 	network  *conf.Network
-	config   []byte // network as it was written
+	config   []byte         // network as it was written
+	networks []netip.Prefix // that were in force before, see Memory.Networks
 	snapshot *Snapshot
 	trust    confirmation // in what snapshot lacks
 	started  bool         // a decision has been made since the start
@@ -223,6 +224,7 @@ func (e *Engine) restore() {
 		if m.Held != nil {
 			e.past = m.Held.Past
 		}
+		e.networks = m.Networks
 		if m.Moving != nil {
 			e.moving = &move{m.Moving.Lease, time.Duration(m.Moving.TTLSeconds) * time.Second}
 		}
@@ -415,6 +417,9 @@ func (e *Engine) keepKnown() {
 // Where this node knew a store before, others may hold subnets of it, and
 // newcomers wait for them.
 func (e *Engine) birth(ctx context.Context, s *Snapshot) time.Duration {
+	if err := e.fitForBirth(); err != nil && s.Config.ModRevision == 0 {
+		return e.waitFor("the cluster is not born with the config of --network-config: " + err.Error())
+	}
 	born, err := e.bear(ctx, s)
 	if err != nil {
 		return e.denied(fmt.Errorf("birth of the cluster: %w", err))
@@ -422,6 +427,16 @@ func (e *Engine) birth(ctx context.Context, s *Snapshot) time.Duration {
 	e.log.Info("cluster", "created", born.Created, "adopted", born.Adopted, "store", born.Store)
 	e.cfg.Birth = nil
 	return 0
+}
+
+// fitForBirth says what speaks against the config of --new-cluster on this
+// machine. One that this node would refuse is not written for others.
+func (e *Engine) fitForBirth() error {
+	n, _, err := conf.ParseNetwork(e.cfg.Birth)
+	if err != nil || e.cfg.Judge == nil {
+		return err
+	}
+	return e.cfg.Judge(n)
 }
 
 func (e *Engine) bear(ctx context.Context, s *Snapshot) (Born, error) {

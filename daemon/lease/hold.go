@@ -312,7 +312,7 @@ func (e *Engine) saveMemory(m Memory) {
 func (e *Engine) memoryLocked(m Memory) Memory {
 	m.Store, m.ClusterID, m.Revision = e.known.Store, e.known.Cluster, e.known.Revision
 	m.Had = cmp.Or(m.Store, m.Had)
-	m.Config = e.config
+	m.Config, m.Networks = e.config, e.networks
 	return m
 }
 

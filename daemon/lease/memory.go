@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -48,6 +49,9 @@ type Memory struct {
 	Revision int64 `json:"revision,omitempty"`
 	// Config is the last good network config.
 	Config json.RawMessage `json:"config,omitempty"`
+	// Networks were in force on this node before Config's, newest last: what the
+	// kernel has of them is this node's.
+	Networks []netip.Prefix `json:"networks,omitempty"`
 }
 
 // MemoryOfHolding is what is needed to ask about a Holding again.
@@ -93,7 +97,7 @@ func OpenMemory(dir, productUUID string) (*MemoryFile, error) {
 	if f.m.UID != "" && (f.m.ProductUUID == productUUID || productUUID == "" || f.m.ProductUUID == "") {
 		return f, nil
 	}
-	f.m = Memory{UID: uuid.NewString(), ProductUUID: productUUID, Config: f.m.Config}
+	f.m = Memory{UID: uuid.NewString(), ProductUUID: productUUID, Config: f.m.Config, Networks: f.m.Networks}
 	return f, f.Save(f.m)
 }
 
@@ -129,11 +133,22 @@ func (f *MemoryFile) Get() Memory {
 	return f.m
 }
 
+// Update is Save of what change makes of what is remembered.
+func (f *MemoryFile) Update(change func(Memory) Memory) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.saveLocked(change(f.m))
+}
+
 // Save writes m durably and atomically; what Get returns changes even if the
 // disk refuses, for the running process knows better than the file.
 func (f *MemoryFile) Save(m Memory) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.saveLocked(m)
+}
+
+func (f *MemoryFile) saveLocked(m Memory) error {
 	m.Version = memoryVersion
 	f.m = m
 	b, err := json.MarshalIndent(m, "", "  ")

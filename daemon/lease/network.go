@@ -2,7 +2,10 @@ package lease
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/tenure-cni/tenure/conf"
@@ -18,7 +21,7 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 	}
 	delete(e.problems, configMissing)
 	if s.Config.ModRevision == 0 {
-		delete(e.problems, "config-refused")
+		delete(e.problems, configRefused)
 		if e.network != nil {
 			e.problems.add(configMissing, api.SeverityError, "the key "+e.keys.Config()+" is gone from etcd; "+networkName(*e.network)+" stays in force on this node, new nodes wait",
 				"run tenurectl init with the config it had")
@@ -32,24 +35,101 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 		return // this machine could not be looked at: no fault of the config
 	}
 	if err != nil {
-		if _, known := e.problems["config-refused"]; !known {
-			e.log.Error("network config refused, the last good one stays in force", "error", err)
-		}
-		e.problems.add("config-refused", api.SeverityError, "the network config in etcd is refused: "+err.Error(),
-			"repair it with tenurectl config edit (the etcd key "+e.keys.Config()+"); the last good config stays in force meanwhile")
+		e.refuseConfigLocked(s, err)
 		return
 	}
-	delete(e.problems, "config-refused")
+	delete(e.problems, configRefused)
 	if e.network != nil && *e.network == *n {
 		return
 	}
 	e.log.Info("network config in force", "network", networkName(*n), "leaseTTL", n.LeaseTTL)
-	e.network, e.config = n, s.Config.Value
+	e.putInForceLocked(n, s.Config.Value)
+}
+
+// configRefused is the problem that the config is not taken, or would not be.
+const configRefused = "config-refused"
+
+// refuseConfigLocked says why the config is not taken into force; or, where it
+// has long been, what has come in its way on this machine: then nothing is
+// taken down, since pods use it.
+func (e *Engine) refuseConfigLocked(s *Snapshot, err error) {
+	if _, known := e.problems[configRefused]; !known {
+		e.log.Error("network config refused, the last good one stays in force", "error", err)
+	}
+	n, _, unreadable := conf.ParseNetwork(s.Config.Value)
+	if unreadable == nil && e.network != nil && *e.network == n {
+		e.problems.add(configRefused, api.SeverityError, "the network config is in force on this node, and stays so, but would be refused now: "+err.Error(),
+			"take what clashes off this node, or give the cluster another network; a node that comes to this state anew waits")
+		return
+	}
+	e.problems.add(configRefused, api.SeverityError, "the network config in etcd is refused: "+err.Error(),
+		"repair it with tenurectl config edit (the etcd key "+e.keys.Config()+"); the last good config stays in force meanwhile")
+}
+
+// putInForceLocked goes on with n. It is written down at once: a daemon that
+// starts while a worse one stands in etcd goes by what was good last.
+func (e *Engine) putInForceLocked(n *conf.Network, text []byte) {
+	urgent := e.network != nil && e.network.Backend != n.Backend
+	if e.network != nil {
+		e.networks = former(e.networks, e.network.Network, n.Network)
+	}
+	e.network, e.config = n, text
+	if err := e.cfg.Memory.Update(func(m Memory) Memory {
+		m.Config, m.Networks = e.config, e.networks
+		return m
+	}); err != nil {
+		e.log.Warn("node.json not written; until it is, a restart goes by the network config of before", "error", err)
+	}
 	if e.held != nil {
 		if err := e.fence.Set(e.held.subnets, networkPair(*n)); err != nil {
 			e.log.Error("the fence did not take the new network", "error", err)
 		}
 	}
+	if urgent {
+		e.nudge() // the record announces it, and nobody reaches this node before
+	}
+}
+
+// mostNetworks bounds how many former networks are remembered.
+const mostNetworks = 8
+
+// former are the networks that were in force before now, oldest first. One that
+// shares addresses with the network in force needs no memory: what the kernel
+// has of it is known by these.
+func former(known []netip.Prefix, before, now netip.Prefix) []netip.Prefix {
+	all := append(slices.DeleteFunc(slices.Clone(known), func(p netip.Prefix) bool { return p == before }), before)
+	all = slices.DeleteFunc(all, func(p netip.Prefix) bool { return !p.IsValid() || p.Overlaps(now) })
+	return all[max(0, len(all)-mostNetworks):]
+}
+
+// ForgetNetworks is told that nothing of these former networks is left in the
+// kernel. Whoever uses one from now on is somebody else.
+func (e *Engine) ForgetNetworks(gone []netip.Prefix) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.networks = slices.DeleteFunc(slices.Clone(e.networks), func(p netip.Prefix) bool { return slices.Contains(gone, p) })
+	if err := e.cfg.Memory.Update(func(m Memory) Memory {
+		m.Networks = e.networks
+		return m
+	}); err != nil {
+		e.log.Warn("node.json not written; a former network is looked for once more after a restart", "error", err)
+	}
+	e.signal()
+}
+
+// Rejudge looks at the config again, since something on this machine has
+// changed that it could clash with.
+func (e *Engine) Rejudge() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.snapshot == nil {
+		return
+	}
+	e.judgeLocked(e.snapshot)
+	if e.held == nil {
+		e.nudge()
+	}
+	e.signal()
 }
 
 // configMissing is the problem that the config was deleted.
@@ -63,22 +143,45 @@ func (e *Engine) judge(s *Snapshot) (*conf.Network, error) {
 	if err != nil {
 		return nil, err
 	}
+	faults := orphaned(n, s)
+	if e.cfg.Judge != nil {
+		var own conf.Faults
+		if err := e.cfg.Judge(n); errors.As(err, &own) {
+			faults = append(faults, own...)
+		} else if err != nil && len(faults) == 0 {
+			return nil, err
+		}
+	}
+	if err := faults.Err(); err != nil {
+		return nil, err
+	}
+	return &n, nil
+}
+
+// orphansNamed is how many held subnets are named that a config would orphan, for
+// each field; in a large cluster all would be many pages.
+const orphansNamed = 3
+
+// orphaned are the faults of a config that has no place for held subnets.
+func orphaned(n conf.Network, s *Snapshot) conf.Faults {
 	var faults conf.Faults
+	count := map[string]int{}
 	for _, entry := range s.Entries {
 		if entry.unread() { // nobody's: a holder whose record is like this has lost it
 			continue
 		}
-		faults = append(faults, conf.Judge(n, entry.All())...)
-	}
-	if len(faults) > 0 {
-		return nil, faults
-	}
-	if e.cfg.Judge != nil {
-		if err := e.cfg.Judge(n); err != nil {
-			return nil, err
+		for _, f := range conf.Judge(n, entry.All()) {
+			if count[f.Field]++; count[f.Field] <= orphansNamed {
+				faults = append(faults, f)
+			}
 		}
 	}
-	return &n, nil
+	for _, field := range slices.Sorted(maps.Keys(count)) {
+		if more := count[field] - orphansNamed; more > 0 {
+			faults = append(faults, conf.Fault{Field: field, Text: fmt.Sprintf("and so with %d more held subnets", more)})
+		}
+	}
+	return faults
 }
 
 // networkInForce is what decide asks: the config of this very snapshot, for

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -38,6 +39,8 @@ type View struct {
 	UID string
 	// Network is the config in force, nil before the first.
 	Network *conf.Network
+	// Networks are those that were in force on this node before, newest last.
+	Networks []netip.Prefix
 	// Snapshot is what etcd had last, nil before the first answer.
 	Snapshot *Snapshot
 	// Settling: the store forgot, a settle key stands, or most peers have gone
@@ -76,7 +79,7 @@ func (e *Engine) Client() *clientv3.Client {
 func (e *Engine) viewLocked() View {
 	e.lookAtClocksLocked()
 	now := e.cfg.Clock()
-	v := View{Former: e.former, LostWhy: e.lostWhy, Network: e.network, Snapshot: e.snapshot, UID: e.cfg.Memory.Get().UID,
+	v := View{Former: e.former, LostWhy: e.lostWhy, Network: e.network, Networks: e.networks, Snapshot: e.snapshot, UID: e.cfg.Memory.Get().UID,
 		Settling: e.unsettledLocked() || e.trust.open || e.snapshot != nil && e.snapshot.Store.ModRevision == 0}
 	if e.doubt != nil {
 		v.Doubt = e.doubt.why

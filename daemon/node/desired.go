@@ -48,7 +48,7 @@ func Desired(v lease.View, u Underlay, pods []ipam.Allocation, c Config) (datapl
 		return dataplane.Desired{}, false
 	}
 	d := dataplane.Desired{
-		Name: c.Instance, Network: v.Network.Network,
+		Name: c.Instance, Network: v.Network.Network, Former: v.Networks,
 		Masq: c.Masq, MasqRandomFully: c.MasqRandomFully, ForwardAccept: c.ForwardAccept,
 	}
 	wireOverlay(&d, v, u, c)
@@ -111,6 +111,7 @@ func wireBridge(d *dataplane.Desired, v lease.View, u Underlay, pods []ipam.Allo
 			gateways[gateway] = true
 		}
 	}
+	wireOutside(d, pods)
 	if len(gateways)+len(former) == 0 {
 		return
 	}
@@ -123,6 +124,21 @@ func wireBridge(d *dataplane.Desired, v lease.View, u Underlay, pods []ipam.Allo
 	}
 	slices.SortFunc(d.HostRoutes, netip.Addr.Compare)
 	slices.Sort(d.Bridge.Ports)
+}
+
+// wireOutside notes where stranded pods are whose network is none any more.
+func wireOutside(d *dataplane.Desired, pods []ipam.Allocation) {
+	outside := map[netip.Prefix]bool{}
+	for _, a := range pods {
+		for _, p := range a.Addresses {
+			if p.Addr().Is4() && !d.Network.Contains(p.Addr()) {
+				outside[p.Masked()] = true
+			}
+		}
+	}
+	if len(outside) > 0 {
+		d.Outside = slices.SortedFunc(maps.Keys(outside), comparePrefixes)
+	}
 }
 
 func comparePrefixes(a, b netip.Prefix) int {
@@ -195,6 +211,8 @@ func unusable(e lease.Entry, n *conf.Network, u Underlay) string {
 		return "it was taken from its node by force (tenurectl release) and is nobody's until its lease ends, then free; nothing is sent there"
 	case !e.PublicIP.IsValid():
 		return "its record cannot be read"
+	case n.Network.Contains(e.PublicIP):
+		return fmt.Sprintf("its address %s lies in the pod network %s: packets to it would go round in the overlay", e.PublicIP, n.Network)
 	case e.PublicIP == u.PublicIP:
 		return fmt.Sprintf("it announces this node's own address %s (a record of an earlier life, or a second node with that address)", e.PublicIP)
 	case e.BackendType != conf.BackendVXLAN || e.BackendData == nil || e.BackendData.VtepMAC == lease.MAC{}:

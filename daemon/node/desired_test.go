@@ -40,6 +40,12 @@ func settling(v lease.View) lease.View {
 	return v
 }
 
+// before is a view of a node that was in another network.
+func before(v lease.View, network string) lease.View {
+	v.Networks = []netip.Prefix{prefix(network)}
+	return v
+}
+
 // dead is a record that was taken from its node by force.
 func dead(e lease.Entry) lease.Entry {
 	who := e.Tenant()
@@ -105,10 +111,19 @@ func TestDesired(t *testing.T) {
 		"another backend": {held(t, own, 7, changed(func(e *lease.Entry) {
 			e.BackendType, e.BackendData = "host-gw", nil
 		})), nil, with(nil)},
-		"no MAC":         {held(t, own, 7, changed(func(e *lease.Entry) { e.BackendData.VtepMAC = lease.MAC{} })), nil, with(nil)},
-		"unreadable":     {held(t, own, 7, changed(func(e *lease.Entry) { e.Record = lease.Record{} })), nil, with(nil)},
-		"an IPv6 subnet": {held(t, own, 7, changed(func(e *lease.Entry) { e.V4, e.V6 = netip.Prefix{}, prefix("fd00:5:0:25::/64") })), nil, with(nil)},
-		"a whole record": {held(t, own, 7, changed(func(*lease.Entry) {})), nil, with(func(d *dataplane.Desired) { d.Peers = []dataplane.Peer{peerOf(changed(func(*lease.Entry) {}))} })},
+		"no MAC":                            {held(t, own, 7, changed(func(e *lease.Entry) { e.BackendData.VtepMAC = lease.MAC{} })), nil, with(nil)},
+		"unreadable":                        {held(t, own, 7, changed(func(e *lease.Entry) { e.Record = lease.Record{} })), nil, with(nil)},
+		"an IPv6 subnet":                    {held(t, own, 7, changed(func(e *lease.Entry) { e.V4, e.V6 = netip.Prefix{}, prefix("fd00:5:0:25::/64") })), nil, with(nil)},
+		"a whole record":                    {held(t, own, 7, changed(func(*lease.Entry) {})), nil, with(func(d *dataplane.Desired) { d.Peers = []dataplane.Peer{peerOf(changed(func(*lease.Entry) {}))} })},
+		"an address inside the pod network": {held(t, own, 7, changed(func(e *lease.Entry) { e.PublicIP = addr("10.5.200.9") })), nil, with(nil)},
+		"another network, an old pod stays": {
+			before(held(t, own, 7), "10.4.0.0/16"), []ipam.Allocation{pod("new", "10.5.34.2/24"), pod("b", "10.4.33.9/24"), pod("a", "10.4.33.4/24")},
+			with(func(d *dataplane.Desired) {
+				d.Former, d.Outside = []netip.Prefix{prefix("10.4.0.0/16")}, []netip.Prefix{prefix("10.4.33.0/24")}
+				d.Bridge.Gateways = []netip.Prefix{prefix("10.4.33.1/24"), prefix("10.5.34.1/24")}
+				d.Bridge.Ports = []string{"tena", "tenb", "tennew"}
+			}),
+		},
 		"the store forgot: what the kernel has stays": {
 			settling(held(t, own, 7, n2, changed(func(e *lease.Entry) { e.BackendData.VNI = 2 }), changed(func(e *lease.Entry) {
 				e.V4, e.V6 = netip.Prefix{}, prefix("fd00:5:0:25::/64")
@@ -189,6 +204,34 @@ func TestDesired(t *testing.T) {
 	}
 	if d, ok := Desired(lease.View{State: api.StateStarting}, testUnderlay(), nil, Config{}); ok {
 		t.Errorf("without a network config %+v is wanted", d)
+	}
+}
+
+// TestCleared: a former network is forgotten when nobody can still have a part of
+// it, and not before.
+func TestCleared(t *testing.T) {
+	clean := dataplane.Desired{Former: []netip.Prefix{prefix("10.4.0.0/16")}, Vxlan: &dataplane.Vxlan{}}
+	without := func(f func(*dataplane.Desired)) dataplane.Desired {
+		d := clean
+		f(&d)
+		return d
+	}
+	rest := dataplane.Report{Converged: true}
+	for name, c := range map[string]struct {
+		d    dataplane.Desired
+		r    dataplane.Report
+		want bool
+	}{
+		"at rest":           {clean, rest, true},
+		"none before":       {without(func(d *dataplane.Desired) { d.Former = nil }), rest, false},
+		"a pod lives on":    {without(func(d *dataplane.Desired) { d.Outside = d.Former }), rest, false},
+		"overlay untouched": {without(func(d *dataplane.Desired) { d.Vxlan = nil }), rest, false},
+		"at work":           {clean, dataplane.Report{}, false},
+		"a fault":           {clean, dataplane.Report{Converged: true, Err: context.Canceled}, false},
+	} {
+		if got := cleared(c.d, c.r); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
 	}
 }
 

@@ -96,6 +96,9 @@ type Config struct {
 	// then nobody is told.
 	Flows      Flows
 	Neighbours Neighbours
+	// Forget is told which former networks have left nothing in the kernel; nil
+	// is nobody.
+	Forget func([]netip.Prefix)
 	// Surroundings are problems of what others read and Tenure writes; nil for
 	// none.
 	Surroundings func() []api.Problem
@@ -173,10 +176,20 @@ func (n *Node) steer() {
 	pods := n.cfg.Ledger.List()
 	d, wanted := Desired(v, u, pods, n.cfg)
 	d.Bridge.Ports = n.atRest(d.Bridge.Ports, pods)
-	if wanted && !reflect.DeepEqual(d, n.steered) {
+	switch {
+	case !wanted:
+	case !reflect.DeepEqual(d, n.steered):
 		n.cfg.Plane.Set(d)
 		n.steered = d
+	case n.cfg.Forget != nil && cleared(d, n.cfg.Plane.Report()):
+		n.cfg.Forget(d.Former)
 	}
+}
+
+// cleared says that there were networks before, and that nothing of them is in
+// the kernel any more: bridge and overlay were looked at, and no pod is left.
+func cleared(d dataplane.Desired, r dataplane.Report) bool {
+	return len(d.Former) > 0 && len(d.Outside) == 0 && d.Vxlan != nil && r.Converged && r.Err == nil
 }
 
 // underlayPoll is how soon a changed underlay is noticed.

@@ -53,6 +53,9 @@ by an open overlay, so that none is given out twice.`,
 			cmd.PrintErrln("tenurectl: warning:", w)
 		}
 		return r.within(func(ctx context.Context, c *clientv3.Client) error {
+			if err := clashes(b, r.etcd); err != nil {
+				return &exitError{exitUsage, err}
+			}
 			born, err := initialise(ctx, c, r.etcd.Prefix, b, settle)
 			if err != nil {
 				return err
@@ -121,6 +124,18 @@ func networkConfig(network, config string) ([]byte, []string, error) {
 		return nil, nil, fmt.Errorf("network config: %w", err)
 	}
 	return b, warnings, nil
+}
+
+// clashes refuses a network that covers etcd's address: no node would take it.
+func clashes(config []byte, etcd conf.Etcd) error {
+	n, _, err := conf.ParseNetwork(config)
+	if err == nil {
+		err = conf.Overlaps(n, endpointsOf(etcd)).Err()
+	}
+	if err != nil {
+		return fmt.Errorf("network config: %w", err)
+	}
+	return nil
 }
 
 func bornText(w io.Writer, b api.Born, born lease.Born) error {

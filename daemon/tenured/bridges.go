@@ -149,9 +149,3 @@ func overlap(p netip.Prefix, s lease.Subnets) bool {
 }
 
 func networkOf(n conf.Network) lease.Subnets { return lease.Subnets{V4: n.Network, V6: n.IPv6Network} }
-
-// surroundings are the problems that others on this machine make.
-func (d *daemon) surroundings() []api.Problem {
-	v := d.engine.View()
-	return slices.Concat(d.notActive(), d.bridges.problems(v, d.memory.Get().Before(), d.cfg.SubnetFile))
-}

@@ -72,6 +72,20 @@ func closed(conn *net.TCPConn) bool {
 	return err != nil || raw.Control(func(uintptr) {}) != nil
 }
 
+// reached are the addresses that there are connections to, sorted.
+func (c *connections) reached() []netip.Addr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []netip.Addr
+	for _, conn := range c.open {
+		if a, err := netip.ParseAddrPort(conn.RemoteAddr().String()); err == nil && !closed(conn) {
+			all = append(all, a.Addr().Unmap().WithZone(""))
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
 // closeFrom closes the connections from addresses that are not among those of
 // this machine, and says how many. gRPC then makes new ones.
 func (c *connections) closeFrom(present []netip.Addr) int {

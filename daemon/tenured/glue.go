@@ -207,9 +207,8 @@ func (d *daemon) judge(n conf.Network) error {
 // interfaces of the reference plugins that tenure-ipam gave addresses to, and
 // bridges that others made for it, such as docker's. Those do not follow when
 // the subnet changes; to refuse the config for them would cost the pods their
-// node too. A
-// bridge may have been left with whatever address: what is no subnet of the
-// network's is not believed.
+// node too. A bridge may have been left with whatever address: what is no subnet
+// of the network's is not believed.
 func (d *daemon) withoutOwn(taken []conf.Named, length int) []conf.Named {
 	m := d.memory.Get()
 	last, _ := m.Last()
@@ -227,6 +226,12 @@ func (d *daemon) withoutOwn(taken []conf.Named, length int) []conf.Named {
 			return p.Bits() <= t.Prefix.Bits() && p.Contains(t.Prefix.Addr())
 		})
 	})
+}
+
+// surroundings are the problems that others on this machine make.
+func (d *daemon) surroundings() []api.Problem {
+	v := d.engine.View()
+	return slices.Concat(d.notActive(), d.bridges.problems(v, d.memory.Get().Before(), d.cfg.SubnetFile), d.nameServerProblems(v.Network))
 }
 
 // serveMetrics answers on --metrics-listen. A port in use is told and tried

@@ -35,6 +35,15 @@ type underlay struct {
 	onLook func(present []netip.Addr) int
 	// onLinks is told of all links and addresses at each look; nil is nobody.
 	onLinks func([]netlink.Link, []netlink.Addr)
+	// onTaken is told when what pods must not share has changed; nil is nobody.
+	onTaken func()
+	// reached are the addresses of etcd that there are connections to; nil is
+	// none.
+	reached func() []netip.Addr
+	// resolv is the file that names the name servers.
+	resolv string
+	// last is what lookAtTaken saw last, for Run alone.
+	last []string
 
 	mu    sync.Mutex
 	found node.Underlay
@@ -55,7 +64,7 @@ func newUnderlay(cfg conf.Daemon, log *slog.Logger) (*underlay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return &underlay{cfg: cfg, log: log, handle: h, err: errNotLooked}, nil
+	return &underlay{cfg: cfg, log: log, handle: h, resolv: resolvConf, err: errNotLooked}, nil
 }
 
 // Get is the last one found; false while there has been none.
@@ -99,6 +108,9 @@ func (u *underlay) look(ctx context.Context) {
 	}
 	if u.note(found, err) && u.onChange != nil {
 		u.onChange()
+	}
+	if u.lookAtTaken() && u.onTaken != nil {
+		u.onTaken()
 	}
 }
 
@@ -412,37 +424,4 @@ func (u *underlay) ownLinks() ([]string, error) {
 		}
 	}
 	return own, nil
-}
-
-// taken are the networks that pods must not share: those of the interfaces
-// and the addresses of etcd.
-func (u *underlay) taken() ([]conf.Named, error) {
-	links, err := u.links()
-	if err != nil {
-		return nil, err
-	}
-	var all []conf.Named
-	for _, l := range links {
-		if u.own(l.Attrs().Name) {
-			continue
-		}
-		addrs, err := whole(func() ([]netlink.Addr, error) { return u.handle.AddrList(l, netlink.FAMILY_V4) })
-		if err != nil {
-			return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
-		}
-		for _, a := range addrs {
-			ip, ok := netip.AddrFromSlice(a.IP)
-			if !ok || ip.IsLoopback() {
-				continue
-			}
-			bits, _ := a.Mask.Size()
-			all = append(all, conf.Named{Prefix: netip.PrefixFrom(ip.Unmap(), bits).Masked(), What: "interface " + l.Attrs().Name})
-		}
-	}
-	for _, host := range endpointHosts(u.cfg.Etcd) {
-		if ip, err := netip.ParseAddr(host); err == nil && !ip.IsLoopback() {
-			all = append(all, conf.Named{Prefix: netip.PrefixFrom(ip, ip.BitLen()), What: "etcd endpoint " + host})
-		}
-	}
-	return all, nil
 }

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/tenure-cni/tenure/conf"
+	"github.com/tenure-cni/tenure/daemon/api"
+)
+
+// taken are the networks that pods must not share: those of the interfaces, the
+// addresses of etcd, and where etcd has a name, those that are asked for it.
+func (u *underlay) taken() ([]conf.Named, error) {
+	all, err := u.takenByLinks()
+	if err != nil {
+		return nil, err
+	}
+	add := func(ip netip.Addr, what string) {
+		one := conf.Named{Prefix: netip.PrefixFrom(ip, ip.BitLen()), What: what}
+		if !ip.IsLoopback() && !slices.ContainsFunc(all, func(n conf.Named) bool { return n.Prefix == one.Prefix }) {
+			all = append(all, one)
+		}
+	}
+	named := false
+	for _, host := range endpointHosts(u.cfg.Etcd) {
+		if ip, err := netip.ParseAddr(host); err == nil {
+			add(ip.Unmap().WithZone(""), "etcd endpoint "+host)
+		} else {
+			named = true
+		}
+	}
+	if u.reached != nil {
+		for _, ip := range u.reached() {
+			add(ip, "etcd at "+ip.String())
+		}
+	}
+	if named {
+		for _, ip := range nameServers(u.resolv) {
+			add(ip, "a name server in "+u.resolv)
+		}
+	}
+	return all, nil
+}
+
+func (u *underlay) takenByLinks() ([]conf.Named, error) {
+	links, err := u.links()
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[int]string, len(links))
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	addrs, err := u.allAddresses()
+	if err != nil {
+		return nil, err
+	}
+	var all []conf.Named
+	for _, a := range addrs {
+		name := names[a.LinkIndex]
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if !ok || ip.IsLoopback() || name == "" || u.own(name) {
+			continue
+		}
+		bits, _ := a.Mask.Size()
+		all = append(all, conf.Named{Prefix: netip.PrefixFrom(ip.Unmap(), bits).Masked(), What: "interface " + name})
+		if far, ok := farEnd(a); ok {
+			all = append(all, conf.Named{Prefix: far, What: "the far end of interface " + name})
+		}
+	}
+	return all, nil
+}
+
+func (u *underlay) allAddresses() ([]netlink.Addr, error) {
+	addrs, err := whole(func() ([]netlink.Addr, error) { return u.handle.AddrList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	return addrs, nil
+}
+
+// lookAtTaken says whether something has changed since it was called last that
+// taken depends on. It is cheap, for it is asked every few seconds.
+func (u *underlay) lookAtTaken() (news bool) {
+	addrs, err := u.allAddresses()
+	if err != nil {
+		return false
+	}
+	var now []string
+	for _, a := range addrs {
+		now = append(now, fmt.Sprint(a.LinkIndex, a.IPNet, a.Peer))
+	}
+	if u.reached != nil {
+		now = append(now, fmt.Sprint(u.reached()))
+	}
+	now = append(now, fmt.Sprint(nameServers(u.resolv)))
+	news = !slices.Equal(now, u.last)
+	u.last = now
+	return news
+}
+
+// farEnd is what a point-to-point link leads to.
+func farEnd(a netlink.Addr) (netip.Prefix, bool) {
+	if a.Peer == nil {
+		return netip.Prefix{}, false
+	}
+	ip, ok := netip.AddrFromSlice(a.Peer.IP)
+	bits, _ := a.Peer.Mask.Size()
+	return netip.PrefixFrom(ip.Unmap(), bits).Masked(), ok
+}
+
+// resolvConf is where the resolver's library looks.
+const resolvConf = "/etc/resolv.conf"
+
+// nameServers are those that this machine asks; none where the file cannot be
+// read.
+func nameServers(file string) []netip.Addr {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil
+	}
+	return serversIn(string(text))
+}
+
+// serversIn reads the servers out of resolv.conf, without those of this machine.
+func serversIn(text string) []netip.Addr {
+	var all []netip.Addr
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		if len(words) < 2 || words[0] != "nameserver" {
+			continue
+		}
+		if ip, err := netip.ParseAddr(words[1]); err == nil && !ip.IsLoopback() {
+			all = append(all, ip.Unmap().WithZone(""))
+		}
+	}
+	return all
+}
+
+// nameServerProblems names the name servers that the pod network covers. Where
+// etcd is known by its addresses that is no fault of the config, since the
+// daemon does not need them; but the machine does.
+func (d *daemon) nameServerProblems(n *conf.Network) []api.Problem {
+	if n == nil {
+		return nil
+	}
+	var covered []string
+	for _, ip := range nameServers(d.underlay.resolv) {
+		if n.Network.Contains(ip) {
+			covered = append(covered, ip.String())
+		}
+	}
+	if len(covered) == 0 {
+		return nil
+	}
+	return []api.Problem{{Code: "name-server-covered", Severity: api.SeverityWarning,
+		Text: fmt.Sprintf("the pod network %s covers %s, a name server in %s: unless it is a pod or on a link of this node, no name can be looked up here", n.Network, strings.Join(covered, ", "), resolvConf),
+		Fix:  "name another server in " + resolvConf + ", or give the cluster another network"}}
+}
