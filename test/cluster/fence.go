@@ -82,26 +82,50 @@ func openMap(info string) (*ebpf.Map, error) {
 	return nil, err
 }
 
+// The state is the deadline, then base and mask of the network, then those of
+// the subnet.
+const networkAt, subnetAt, stateEnd = 8, 16, 24
+
 // Read returns the IPv4 subnet that the fence lets through, and until when
 // (CLOCK_BOOTTIME); 0 is closed.
 func (f *Fence) Read() (subnet netip.Prefix, deadline time.Duration, err error) {
+	b, err := f.state()
+	if err != nil {
+		return netip.Prefix{}, 0, err
+	}
+	deadline = time.Duration(min(binary.NativeEndian.Uint64(b[:networkAt]), math.MaxInt64))
+	return prefixIn(b[subnetAt:]), deadline, nil
+}
+
+// Network returns the IPv4 network that the fence goes by.
+func (f *Fence) Network() (netip.Prefix, error) {
+	b, err := f.state()
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	return prefixIn(b[networkAt:]), nil
+}
+
+func prefixIn(b []byte) netip.Prefix {
+	const mask, end = 4, 8
+	length := bits.OnesCount32(binary.NativeEndian.Uint32(b[mask:end]))
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte(b[:mask])), length)
+}
+
+func (f *Fence) state() ([]byte, error) {
 	var state *ebpf.Map
 	if err := f.live.Lookup(uint32(0), &state); err != nil {
-		return netip.Prefix{}, 0, fmt.Errorf("read map %s: %w", liveMap, err)
+		return nil, fmt.Errorf("read map %s: %w", liveMap, err)
 	}
 	defer func() { _ = state.Close() }()
 	b, err := state.LookupBytes(uint32(0))
 	if err != nil {
-		return netip.Prefix{}, 0, fmt.Errorf("read the state in map %s: %w", liveMap, err)
+		return nil, fmt.Errorf("read the state in map %s: %w", liveMap, err)
 	}
-	// The deadline, then base and mask of the network, then those of the subnet.
-	const deadlineEnd, base, mask, end = 8, 16, 20, 24
-	if len(b) < end {
-		return netip.Prefix{}, 0, fmt.Errorf("the state in map %s has %d bytes", liveMap, len(b))
+	if len(b) < stateEnd {
+		return nil, fmt.Errorf("the state in map %s has %d bytes", liveMap, len(b))
 	}
-	deadline = time.Duration(min(binary.NativeEndian.Uint64(b[:deadlineEnd]), math.MaxInt64))
-	length := bits.OnesCount32(binary.NativeEndian.Uint32(b[mask:end]))
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte(b[base:mask])), length), deadline, nil
+	return b, nil
 }
 
 // BootTime reads CLOCK_BOOTTIME, which every kernel has: the call cannot fail.
