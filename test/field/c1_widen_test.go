@@ -220,7 +220,6 @@ func TestC1Backend(t *testing.T) {
 	c := cluster.New(ctx, t, cluster.Network, "n1", "n2")
 	ring := cluster.NewRing(ctx, t, c.Nodes...)
 	n1 := c.Nodes[0]
-	c.Store(t)
 	const tail = `{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan",%s}}`
 
 	mtu := func(device string, want int) {
@@ -234,6 +233,10 @@ func TestC1Backend(t *testing.T) {
 				return err
 			})
 		}
+	}
+	r := cluster.Run(ctx, t, n1, "tenurectl", "config", "set", fmt.Sprintf(tail, `"MTU":1400`), "--dry-run", "--socket="+n1.Socket)
+	if r.Code != 0 || !strings.Contains(r.Out, "pods that run keep theirs") || strings.Contains(r.Out, "interruption") {
+		t.Errorf("config set --dry-run of an MTU: %s", r)
 	}
 	configSet(ctx, t, n1, 0, fmt.Sprintf(tail, `"MTU":1400`))
 	mtu(cluster.Overlay, 1350)
