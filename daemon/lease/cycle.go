@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -140,15 +141,25 @@ func unavailable(err error) bool {
 // stands before it refuses at once.
 type asking struct{ *clientv3.Client }
 
-// KeepAliveOnce renews a lease by one question.
+// KeepAliveOnce renews a lease by one question, on a stream of its own: what
+// comes back on it is the answer to this question. Where etcd did not take the
+// token it is put once more, with a new one.
 func (a asking) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error) {
+	resp, err := a.ask(ctx, id)
+	if lapsed(err) {
+		resp, err = a.ask(ctx, id)
+	}
+	return resp, err
+}
+
+func (a asking) ask(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream
 	stream, err := clientv3.RetryLeaseClient(a.Client).LeaseKeepAlive(ctx, grpc.WaitForReady(true))
 	if err == nil {
 		err = stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(id)})
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, io.EOF) { // EOF: the stream has ended, and Recv says why
 		return nil, clientv3.ContextError(ctx, err)
 	}
 	resp, err := stream.Recv()

@@ -28,14 +28,10 @@ const (
 	readAgain = 250 * time.Millisecond
 )
 
-// Dial makes an etcd client, which the caller closes. Connections are made as
-// they are needed: only bad certificates or, with a password, an etcd that is
-// away make it fail. opts come on top of what Dial sets.
+// Dial makes an etcd client, which the caller closes. Connections are made, and
+// passwords are read, as they are needed: only bad certificates make it fail.
+// opts come on top of what Dial sets.
 func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
-	password, err := e.Password()
-	if err != nil {
-		return nil, err
-	}
 	dial := []grpc.DialOption{reconnect()}
 	if e.CAFile != "" || e.CertFile != "" {
 		secure, err := newRotating(transport.TLSInfo{TrustedCAFile: e.CAFile, CertFile: e.CertFile, KeyFile: e.KeyFile})
@@ -44,6 +40,10 @@ func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
 		}
 		dial = append(dial, grpc.WithTransportCredentials(secure))
 	}
+	user := newLogin(e)
+	if e.Username != "" {
+		dial = append(dial, user.options()...)
+	}
 	cfg := clientv3.Config{
 		Endpoints: e.Endpoints, DialTimeout: dialTimeout,
 		// Pings are for the watch's connection. On one without a stream etcd
@@ -51,14 +51,14 @@ func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
 		// timeout, and a cycle half of one.
 		DialKeepAliveTime: keepaliveEvery, DialKeepAliveTimeout: keepaliveTimeout,
 		BackoffWaitBetween: readAgain,
-		Username:           e.Username, Password: password,
-		DialOptions: append(dial, opts...),
-		Logger:      zap.NewNop(), // its warnings repeat without bound; ours do not
+		DialOptions:        append(dial, opts...),
+		Logger:             zap.NewNop(), // its warnings repeat without bound; ours do not
 	}
 	c, err := clientv3.New(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("etcd client for %v: %w", e.Endpoints, err)
 	}
+	user.conn = c.ActiveConnection()
 	return c, nil
 }
 

@@ -85,6 +85,9 @@ type Config struct {
 	// Judge says what speaks against a network config on this machine, for
 	// example that it overlaps the underlay; nil accepts.
 	Judge func(conf.Network) error
+	// Why says more of why etcd does not answer, "" if nothing is known; nil
+	// never does.
+	Why func() string
 	// Birth is the network config with which --new-cluster births the
 	// cluster where there is none; nil means: wait for it.
 	Birth []byte
@@ -165,6 +168,11 @@ type tenancy struct {
 	settle    int64         // ModRevision of the settle that stood at the last proof
 	unproven  error         // why the last cycle brought no proof
 	since     time.Time     // of unproven
+}
+
+// failing says that the last cycle asked etcd, and concluded nothing.
+func (t *tenancy) failing() bool {
+	return t.unproven != nil && !errors.Is(t.unproven, errRestarted) && !errors.Is(t.unproven, errSettling)
 }
 
 // NewEngine returns an engine that has done nothing yet.

@@ -58,6 +58,9 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 		if t.deadline, err = e.fence.Deadline(); err != nil {
 			e.log.Warn("the fence cannot be read", "error", err)
 		}
+		if old := e.held; old != nil && old.lease == h.lease && old.failing() {
+			t.unproven, t.since = old.unproven, old.since // to have read the key again proves nothing
+		}
 		e.held, e.started, e.waiting, e.former, e.conflict = &t, true, "", Subnets{}, ""
 		if e.snapshot != nil && e.forgot == nil {
 			e.past = e.snapshot.before(h, e.past)

@@ -68,7 +68,7 @@ func TestSecureStore(t *testing.T) {
 	bad := newHost(t, "n2", s.Endpoint)
 	bad.via = good
 	bad.via.PasswordFile = write("bad", "battery staple")
-	w := bad.start().wait("etcd-unreachable", func(v View) bool { return hasProblem(v, "etcd-unreachable") })
+	w := bad.start().wait("etcd-refuses", func(v View) bool { return hasProblem(v, etcdRefuses) })
 	if w.Held || w.State == api.StateHeld {
 		t.Error("a node with another password holds a subnet")
 	}

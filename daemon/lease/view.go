@@ -118,7 +118,7 @@ func (e *Engine) stateLocked(now time.Duration) (api.State, string) {
 	case e.doubt != nil:
 		return api.StateUnproven, "no pod is added before the next proof: " + e.doubt.why
 	case h.unproven != nil:
-		return api.StateUnproven, fmt.Sprintf("etcd has not answered since %s; everything goes on for another %s (%v)",
+		return api.StateUnproven, fmt.Sprintf("etcd has proven nothing since %s; everything goes on for another %s (%v)",
 			h.since.UTC().Format(time.RFC3339), (h.deadline - now).Round(time.Second), h.unproven)
 	}
 	return api.StateHeld, ""
@@ -132,9 +132,33 @@ func (e *Engine) notReady() string {
 	return ""
 }
 
+// awayText says since when etcd does not do what it is asked, and why.
 func (e *Engine) awayText() string {
-	return fmt.Sprintf("etcd at %s has not answered since %s: %v",
-		strings.Join(e.cfg.Endpoints, ", "), e.etcdDown.UTC().Format(time.RFC3339), e.etcdErr)
+	at, since := strings.Join(e.cfg.Endpoints, ", "), e.etcdDown.UTC().Format(time.RFC3339)
+	if why, _, ok := e.keys.refused(e.etcdErr); ok {
+		return fmt.Sprintf("etcd at %s has refused this node since %s, %s: %v", at, since, why, e.etcdErr)
+	}
+	text := fmt.Sprintf("etcd at %s has not answered since %s: %v", at, since, e.etcdErr)
+	if e.cfg.Why != nil {
+		if why := e.cfg.Why(); why != "" {
+			text += "; " + why
+		}
+	}
+	return text
+}
+
+// showAwayLocked adds the problem that this is.
+func (e *Engine) showAwayLocked(all problems, v View, now time.Duration) {
+	text := e.awayText()
+	if v.Held {
+		text += fmt.Sprintf("; pods are served for another %s", max(0, v.Deadline-now).Round(time.Second))
+	}
+	if _, fix, ok := e.keys.refused(e.etcdErr); ok {
+		all.show(etcdRefuses, api.SeverityError, text, fix, e.etcdDown)
+		return
+	}
+	all.show("etcd-unreachable", api.SeverityError, text,
+		"check that the endpoints in --etcd-endpoints are up and reachable from this node; the daemon goes on by itself", e.etcdDown)
 }
 
 // problemsLocked adds what follows from the state to what has been noted.
@@ -142,12 +166,7 @@ func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
 	all := maps.Clone(e.problems)
 	if e.etcdErr != nil {
 		delete(all, watchSilent)
-		text := e.awayText()
-		if v.Held {
-			text += fmt.Sprintf("; pods are served for another %s", max(0, v.Deadline-now).Round(time.Second))
-		}
-		all.show("etcd-unreachable", api.SeverityError, text,
-			"check that the endpoints in --etcd-endpoints are up and reachable from this node; the daemon goes on by itself", e.etcdDown)
+		e.showAwayLocked(all, v, now)
 	}
 	if v.State == api.StateFenced {
 		all.show("fenced", api.SeverityError, v.Reason, "restore the connection to etcd; the fence opens with the next proof", e.heldSince())
@@ -259,14 +278,29 @@ func (e *Engine) unreachable(err error) {
 }
 
 func (e *Engine) unreachableLocked(err error) {
+	_, _, refused := e.keys.refused(err)
+	_, _, before := e.keys.refused(e.etcdErr)
 	if e.etcdErr == nil {
 		e.etcdDown = time.Now()
+	}
+	switch {
+	case refused && !before:
+		e.log.Warn("etcd refuses this node, trying on", "error", err)
+	case !refused && (before || e.etcdErr == nil):
 		e.log.Warn("etcd does not answer, trying on", "error", err)
 	}
 	e.etcdErr = err
 }
 
-func (e *Engine) reachable() { e.update(e.reachableLocked) }
+// reachable notes an answer of etcd's. While renewals fail, that it answers
+// something else is no end of it.
+func (e *Engine) reachable() {
+	e.update(func() {
+		if e.held == nil || !e.held.failing() {
+			e.reachableLocked()
+		}
+	})
+}
 
 func (e *Engine) reachableLocked() {
 	if e.etcdErr != nil {

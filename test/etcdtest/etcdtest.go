@@ -30,8 +30,9 @@ type Server struct {
 // startTimeout bounds how long a server may take to elect itself.
 const startTimeout = 30 * time.Second
 
-// Start runs a server until the test ends.
-func Start(t testing.TB) *Server {
+// Start runs a server until the test ends. Each change may alter its
+// configuration before it starts.
+func Start(t testing.TB, changes ...func(*embed.Config)) *Server {
 	t.Helper()
 	cfg := embed.NewConfig()
 	cfg.Dir = t.TempDir()
@@ -42,6 +43,9 @@ func Start(t testing.TB) *Server {
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	cfg.UnsafeNoFsync = true // a test's store need not survive the machine
 	cfg.BcryptCost = 4       // the least: its users keep no secrets
+	for _, change := range changes {
+		change(cfg)
+	}
 	s := &Server{cfg: cfg}
 	t.Cleanup(s.stop)
 	s.start(t)
