@@ -25,7 +25,9 @@ type Daemon struct {
 	PublicIP netip.Addr
 
 	Etcd Etcd
-	// EtcdEmbedded runs an etcd server inside, on the URL EtcdEmbeddedListen.
+	// EtcdEmbedded runs an etcd server inside, on the URL EtcdEmbeddedListen. With
+	// https it shows Etcd.CertFile, and where there is an Etcd.CAFile it wants a
+	// certificate of that authority from each client.
 	EtcdEmbedded       bool
 	EtcdEmbeddedListen string
 
@@ -88,8 +90,8 @@ func (f *daemonForm) flagSet() *pflag.FlagSet {
 	fs.StringSliceVar(&f.Ifaces, "iface", nil, "underlay interface by `NAME|PATTERN,...`, a shell pattern; the first match wins (default the one that routes to etcd)")
 	fs.StringVar(&f.publicIP, "public-ip", "", "`address` this node announces; one that is not on it (1:1 NAT) needs --iface too")
 	f.Etcd.AddFlags(fs)
-	fs.BoolVar(&f.EtcdEmbedded, "etcd-embedded", false, "run one etcd server inside this process, for trying out and one-machine use")
-	fs.StringVar(&f.EtcdEmbeddedListen, "etcd-embedded-listen", DefaultEtcdEndpoint, "client `URL` of the embedded etcd")
+	fs.BoolVar(&f.EtcdEmbedded, "etcd-embedded", false, "run one etcd server inside this process, for trying out, one machine, or a small cluster")
+	fs.StringVar(&f.EtcdEmbeddedListen, "etcd-embedded-listen", DefaultEtcdEndpoint, "client `URL` of the embedded etcd; with https it shows --etcd-certfile, and with --etcd-cafile it wants a certificate of its clients")
 	fs.BoolVar(&f.NewCluster, "new-cluster", false, "birth the cluster from --network-config if there is none, else change nothing")
 	fs.StringVar(&f.networkConfig, "network-config", "", "network config for --new-cluster, as `JSON` or @FILE")
 	fs.StringVar(&f.RunDir, "run-dir", "/run/tenure", "`directory` of what must not outlive a boot")

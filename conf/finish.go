@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -60,7 +61,7 @@ func isName(s string) bool {
 
 func (f *daemonForm) finishEtcd(l *loader) {
 	if f.EtcdEmbedded {
-		if err := checkURL(f.EtcdEmbeddedListen, "http"); err != nil {
+		if err := f.checkEmbeddedListen(); err != nil {
 			l.fault("etcd-embedded-listen", "%v", err)
 		}
 		if !l.given("etcd-endpoints") {
@@ -75,6 +76,25 @@ func (f *daemonForm) finishEtcd(l *loader) {
 			l.fault(fault.Field, "%s", fault.Text)
 		}
 	}
+}
+
+// checkEmbeddedListen takes a URL at one of this machine's addresses; with https
+// the client's certificate is the server's too.
+func (f *daemonForm) checkEmbeddedListen() error {
+	if err := checkURL(f.EtcdEmbeddedListen, "http", "https"); err != nil {
+		return err
+	}
+	u, err := url.Parse(f.EtcdEmbeddedListen)
+	if err != nil {
+		return err
+	}
+	if _, err := netip.ParseAddr(u.Hostname()); err != nil && u.Hostname() != "localhost" {
+		return fmt.Errorf("%q names no address to listen on", f.EtcdEmbeddedListen)
+	}
+	if u.Scheme == "https" && f.Etcd.CertFile == "" {
+		return errors.New("https needs --etcd-certfile and --etcd-keyfile, which it shows its clients")
+	}
+	return nil
 }
 
 func (f *daemonForm) finishCluster(l *loader) {

@@ -28,14 +28,18 @@ type storeView interface {
 
 // endpoints asks each etcd endpoint now and then how it is, for status only.
 type endpoints struct {
+	etcd  conf.Etcd
 	urls  []string
 	certs *certificates
-	mu    sync.Mutex
-	last  map[string]api.Endpoint
+	// beside are the problems of an etcd in this process.
+	beside func() []api.Problem
+
+	mu   sync.Mutex
+	last map[string]api.Endpoint
 }
 
-func newEndpoints(e conf.Etcd) *endpoints {
-	return &endpoints{urls: e.Endpoints, certs: newCertificates(e), last: map[string]api.Endpoint{}}
+func newEndpoints(e conf.Etcd, beside func() []api.Problem) *endpoints {
+	return &endpoints{etcd: e, urls: e.Endpoints, certs: newCertificates(e), beside: beside, last: map[string]api.Endpoint{}}
 }
 
 // How often an endpoint is asked: rarely while all is well, since every node
@@ -109,22 +113,18 @@ func (e *endpoints) interval(silent bool, n *conf.Network) time.Duration {
 func (e *endpoints) probe(ctx context.Context, c *clientv3.Client) {
 	var all sync.WaitGroup
 	for _, u := range e.urls {
-		all.Go(func() { e.note(u, ask(ctx, c, u)) })
+		all.Go(func() { e.note(u, e.ask(ctx, c, u)) })
 	}
 	all.Wait()
 }
 
 // ask is one endpoint's answer. Where there is none, a plain connection says
 // why more clearly than the client's expired context.
-func ask(ctx context.Context, c *clientv3.Client, endpoint string) api.Endpoint {
+func (e *endpoints) ask(ctx context.Context, c *clientv3.Client, endpoint string) api.Endpoint {
 	ctx, cancel := context.WithTimeout(ctx, probeCall)
 	defer cancel()
-	if u, err := url.Parse(endpoint); err == nil {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", u.Host)
-		if err != nil {
-			return api.Endpoint{Reason: noConnection(err)}
-		}
-		_ = conn.Close()
+	if err := lease.Handshake(ctx, e.etcd, endpoint); err != nil {
+		return api.Endpoint{Reason: noConnection(err)}
 	}
 	if c == nil {
 		return api.Endpoint{Reason: "it accepts connections, but no session with etcd has begun"}
@@ -189,13 +189,24 @@ func (e *endpoints) note(u string, one api.Endpoint) {
 	e.last[u] = one
 }
 
+// why is what is known of each endpoint that does not answer.
+func (e *endpoints) why() string {
+	var all []string
+	for _, one := range e.Endpoints() {
+		if !one.Healthy && one.Reason != "" {
+			all = append(all, one.URL+": "+one.Reason)
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
 // fixedIn is the first release of each line of etcd without known lease bugs
 // (etcd #15247); later lines have none.
 var fixedIn = []string{"3.4.38", "3.5.23", "3.6.5"}
 
 // Problems is what is odd about the way to etcd.
 func (e *endpoints) Problems() []api.Problem {
-	return slices.Concat(e.oldMembers(), e.alarms(), e.certs.problems(time.Now()))
+	return slices.Concat(e.oldMembers(), e.alarms(), e.certs.problems(time.Now()), e.beside())
 }
 
 // alarms says what a node that holds a subnet would not notice: it writes

@@ -48,7 +48,7 @@ func TestAnswersOthers(t *testing.T) {
 
 func TestEndpoints(t *testing.T) {
 	const a, b = "http://192.0.2.2:2379", "http://192.0.2.3:2379"
-	e := newEndpoints(conf.Etcd{Endpoints: []string{b, a}})
+	e := newEndpoints(conf.Etcd{Endpoints: []string{b, a}}, (&embedded{}).Problems)
 	if diff := cmp.Diff([]api.Endpoint{{URL: b}, {URL: a}}, e.Endpoints()); diff != "" {
 		t.Errorf("before anybody was asked (-want +got):\n%s", diff)
 	}
@@ -100,7 +100,7 @@ func TestAlarms(t *testing.T) {
 			if got != c.alarm {
 				t.Fatalf("alarm %q, want %q", got, c.alarm)
 			}
-			e := newEndpoints(conf.Etcd{Endpoints: []string{a, b}})
+			e := newEndpoints(conf.Etcd{Endpoints: []string{a, b}}, (&embedded{}).Problems)
 			for _, u := range []string{a, b} {
 				e.note(u, api.Endpoint{Healthy: true, Version: "3.6.5", Alarm: got})
 			}
@@ -127,7 +127,7 @@ func TestAlarms(t *testing.T) {
 
 // TestHowOftenEndpointsAreAsked: once in a LeaseTTL, within bounds.
 func TestHowOftenEndpointsAreAsked(t *testing.T) {
-	e := newEndpoints(conf.Etcd{})
+	e := newEndpoints(conf.Etcd{}, (&embedded{}).Problems)
 	for ttl, want := range map[time.Duration]time.Duration{
 		5 * time.Second: 5 * time.Second, 30 * time.Second: 30 * time.Second, 24 * time.Hour: time.Minute,
 	} {
@@ -146,12 +146,16 @@ func TestAskSaysWhyThereIsNoAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	endpoint := "http://" + l.Addr().String()
-	if got := ask(t.Context(), nil, endpoint); got.Healthy || !strings.Contains(got.Reason, "no session with etcd") {
+	e := newEndpoints(conf.Etcd{Endpoints: []string{endpoint}}, (&embedded{}).Problems)
+	if got := e.ask(t.Context(), nil, endpoint); got.Healthy || !strings.Contains(got.Reason, "no session with etcd") {
 		t.Errorf("without a client: %+v", got)
 	}
 	_ = l.Close()
-	if got := ask(t.Context(), nil, endpoint); got.Healthy || !strings.Contains(got.Reason, "connection refused") {
+	if got := e.ask(t.Context(), nil, endpoint); got.Healthy || !strings.Contains(got.Reason, "connection refused") {
 		t.Errorf("with nobody there: %+v", got)
+	}
+	if e.probe(t.Context(), nil); !strings.Contains(e.why(), endpoint+": ") || !strings.Contains(e.why(), "connection refused") {
+		t.Errorf("nobody is there, and why says %q", e.why())
 	}
 }
 

@@ -246,7 +246,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 }
 
 // foreverPause is the time between two tries of what shall always run.
-const foreverPause = 10 * time.Second
+const foreverPause = 2 * time.Second
 
 // forever runs f again and again until ctx ends; a repeated error is logged
 // when it changes.

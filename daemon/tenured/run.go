@@ -65,7 +65,7 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 	g.Go(func() error { return d.tenancy(ctx) })
 	g.Go(func() error { return watchdog(ctx, cfg.Socket, log) })
 	if cfg.EtcdEmbedded {
-		g.Go(func() error { return runEtcd(ctx, cfg, log) })
+		g.Go(func() error { return d.embedded.run(ctx) })
 	}
 	if _, err := sd.SdNotify(false, sd.SdNotifyReady); err != nil {
 		log.Warn("systemd was not told that the daemon is up", "error", err)
@@ -82,6 +82,7 @@ type daemon struct {
 	underlay  *underlay
 	endpoints *endpoints
 	bridges   *bridges
+	embedded  *embedded
 	engine    *lease.Engine
 	plane     *lateLoop
 	attacher  *attach.Attacher
@@ -113,12 +114,13 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	if d.underlay, err = newUnderlay(cfg, log); err != nil {
 		return nil, err
 	}
-	d.endpoints = newEndpoints(cfg.Etcd)
+	d.embedded = &embedded{cfg: cfg, log: log}
+	d.endpoints = newEndpoints(cfg.Etcd, d.embedded.Problems)
 	d.engine = lease.NewEngine(lease.Config{
 		Dial:      func() (*clientv3.Client, error) { return lease.Dial(cfg.Etcd, grpc.WithContextDialer(etcd.dial)) },
 		Endpoints: cfg.Etcd.Endpoints, Prefix: cfg.Etcd.Prefix, Node: cfg.NodeName,
 		Boot: boot, Memory: d.memory, Clock: fence.BootTime, Clocks: clocks, Flannel: d.underlay.flannelUp, Running: uidRuns,
-		Ready: d.underlay.Ready, Local: d.underlay.local, Public: d.underlay.public, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Step: step, Log: log,
+		Ready: d.underlay.Ready, Local: d.underlay.local, Public: d.underlay.public, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Why: d.endpoints.why, Step: step, Log: log,
 	})
 	d.underlay.onChange, d.underlay.onLook = d.engine.Touch, etcd.closeFrom
 	d.bridges = &bridges{ours: dataplane.Desired{Name: cfg.Name}.BridgeName()}

@@ -1,16 +1,8 @@
 package etcdtest
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
+	"net/netip"
 	"net/url"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -20,6 +12,7 @@ import (
 
 	"github.com/tenure-cni/tenure/test/lab/proxy"
 	"github.com/tenure-cni/tenure/test/packaged"
+	"github.com/tenure-cni/tenure/test/pki"
 )
 
 // Secure is a server that talks TLS only, and only to whoever shows a
@@ -33,24 +26,37 @@ type Secure struct {
 
 	server string // its certificate and key, without extension; read for each connection
 	dir    string
+	signs  *pki.Authority
 }
 
 // Replace gives the server a certificate of a new authority and returns the
 // authority's file. Connections that stand go on.
 func (s *Secure) Replace(t testing.TB) (ca string) {
 	t.Helper()
-	a := newAuthority(t, filepath.Join(s.dir, "ca2"))
-	a.issue(t, s.server, "server")
-	return a.file
+	s.signs = pki.New(t, filepath.Join(s.dir, "ca2.crt"))
+	s.Show(t, false)
+	return s.signs.File
 }
 
-// StartSecure runs such a server until the test ends.
-func StartSecure(t testing.TB) *Secure {
+// Show gives the server a new certificate of its authority, if so one that has
+// ended. Connections that stand go on.
+func (s *Secure) Show(t testing.TB, ended bool) {
+	t.Helper()
+	s.signs.Issue(t, s.server, pki.Certificate{Subject: "server", Addrs: []netip.Addr{loopback()}, Ended: ended})
+}
+
+func loopback() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
+
+// StartSecure runs such a server until the test ends. Each change may alter its
+// configuration before it starts.
+func StartSecure(t testing.TB, changes ...func(*embed.Config)) *Secure {
 	t.Helper()
 	dir := t.TempDir()
-	ca := newAuthority(t, filepath.Join(dir, "ca"))
-	server := ca.issue(t, filepath.Join(dir, "server"), "server")
-	client := ca.issue(t, filepath.Join(dir, "client"), "client")
+	s := &Secure{server: filepath.Join(dir, "server"), dir: dir, signs: pki.New(t, filepath.Join(dir, "ca.crt"))}
+	client := filepath.Join(dir, "client")
+	s.Show(t, false)
+	s.signs.Issue(t, client, pki.Certificate{Subject: "client"})
+	s.CA, s.Cert, s.Key = s.signs.File, client+".crt", client+".key"
 
 	cfg := embed.NewConfig()
 	cfg.Dir = t.TempDir()
@@ -62,9 +68,11 @@ func StartSecure(t testing.TB) *Secure {
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	cfg.UnsafeNoFsync = true
 	cfg.BcryptCost = 4 // the least; the race detector makes it slow enough
-	cfg.ClientTLSInfo.CertFile, cfg.ClientTLSInfo.KeyFile = server+".crt", server+".key"
-	cfg.ClientTLSInfo.TrustedCAFile, cfg.ClientTLSInfo.ClientCertAuth = ca.file, true
-	secure := &Secure{CA: ca.file, Cert: client + ".crt", Key: client + ".key", server: server, dir: dir}
+	cfg.ClientTLSInfo.CertFile, cfg.ClientTLSInfo.KeyFile = s.server+".crt", s.server+".key"
+	cfg.ClientTLSInfo.TrustedCAFile, cfg.ClientTLSInfo.ClientCertAuth = s.CA, true
+	for _, change := range changes {
+		change(cfg)
+	}
 	if program := packaged.Program(); program != "" {
 		other := newExternal(program)
 		t.Cleanup(other.stop)
@@ -74,8 +82,8 @@ func StartSecure(t testing.TB) *Secure {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = front.Close() })
-		secure.Endpoint = "https://" + front.Addr()
-		return secure
+		s.Endpoint = "https://" + front.Addr()
+		return s
 	}
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
@@ -87,65 +95,6 @@ func StartSecure(t testing.TB) *Secure {
 	case <-time.After(startTimeout):
 		t.Fatalf("embedded etcd is not ready after %s", startTimeout)
 	}
-	secure.Endpoint = "https://" + e.Clients[0].Addr().String()
-	return secure
-}
-
-// authority signs the certificates of one test.
-type authority struct {
-	file string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t testing.TB, name string) *authority {
-	t.Helper()
-	a := &authority{file: name + ".crt", key: newKey(t), cert: template("authority")}
-	a.cert.IsCA, a.cert.BasicConstraintsValid, a.cert.KeyUsage = true, true, x509.KeyUsageCertSign
-	der, err := x509.CreateCertificate(rand.Reader, a.cert, a.cert, a.key.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	writePEM(t, a.file, "CERTIFICATE", der)
-	return a
-}
-
-// issue writes name.crt and name.key, good for both sides of a connection.
-func (a *authority) issue(t testing.TB, name, subject string) string {
-	t.Helper()
-	key, c := newKey(t), template(subject)
-	c.IPAddresses, c.KeyUsage = []net.IP{net.IPv4(127, 0, 0, 1)}, x509.KeyUsageDigitalSignature
-	c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
-	der, err := x509.CreateCertificate(rand.Reader, c, a.cert, key.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	writePEM(t, name+".crt", "CERTIFICATE", der)
-	private, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	writePEM(t, name+".key", "EC PRIVATE KEY", private)
-	return name
-}
-
-func template(subject string) *x509.Certificate {
-	return &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: subject},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour)}
-}
-
-func newKey(t testing.TB) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-func writePEM(t testing.TB, name, kind string, der []byte) {
-	t.Helper()
-	if err := os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	s.Endpoint = "https://" + e.Clients[0].Addr().String()
+	return s
 }
