@@ -159,15 +159,22 @@ func FakePeer(i int) Peer {
 // have.
 func (s *Store) Publish(ctx context.Context, p Peer) {
 	s.t.Helper()
-	lease, err := s.Grant(ctx, 3600)
-	if err != nil {
+	if err := p.Publish(ctx, s.Client); err != nil {
 		s.t.Fatal(err)
+	}
+}
+
+// Publish is Store.Publish by any client, which may meet a store that is not
+// whole.
+func (p Peer) Publish(ctx context.Context, c *clientv3.Client) error {
+	lease, err := c.Grant(ctx, 3600)
+	if err != nil {
+		return err
 	}
 	value := fmt.Sprintf(`{"PublicIP":%q,"PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":%q},`+
 		`"Tenure":{"Node":"fake-%s","UID":"fake-%s","Boot":"fake","Epoch":1}}`, p.PublicIP, p.MAC, p.Subnet.Addr(), p.Subnet.Addr())
-	if _, err := s.Put(ctx, SubnetKey(p.Subnet.String()), value, clientv3.WithLease(lease.ID)); err != nil {
-		s.t.Fatal(err)
-	}
+	_, err = c.Put(ctx, SubnetKey(p.Subnet.String()), value, clientv3.WithLease(lease.ID))
+	return err
 }
 
 // Withdraw deletes the peer's record.

@@ -34,6 +34,7 @@ type Etcd struct {
 	cluster string // all members, as etcd wants them listed
 	life    int    // token of the cluster: each makes another cluster ID
 	joins   bool   // it came to members that ran
+	flags   []string
 	proc    *Process
 }
 
@@ -61,8 +62,9 @@ func (l *Lab) StartEtcd(ctx context.Context) (*Etcd, error) {
 
 // StartEtcdCluster adds n hosts to the LAN, 9 at most, with an etcd in each,
 // which together are the store of nodes that are started later: those get all
-// URLs. Lab.Etcd is the first member. It is done once in a lab.
-func (l *Lab) StartEtcdCluster(ctx context.Context, n int) (*EtcdCluster, error) {
+// URLs. Lab.Etcd is the first member. It is done once in a lab. Each member has
+// the flags of etcdd that are given.
+func (l *Lab) StartEtcdCluster(ctx context.Context, n int, flags ...string) (*EtcdCluster, error) {
 	if n < 1 || n > mostMembers || l.Etcd != nil {
 		return nil, fmt.Errorf("start an etcd of %d members: want 1 to %d, once in a lab", n, mostMembers)
 	}
@@ -77,7 +79,7 @@ func (l *Lab) StartEtcdCluster(ctx context.Context, n int) (*EtcdCluster, error)
 		all = append(all, e.host+"="+e.peerURL())
 	}
 	for _, e := range c.Members {
-		e.cluster = strings.Join(all, ",")
+		e.cluster, e.flags = strings.Join(all, ","), flags
 		if err := e.Launch(); err != nil {
 			return nil, err
 		}
@@ -155,16 +157,18 @@ func (e *Etcd) Launch() error {
 	if err != nil {
 		return err
 	}
-	e.proc, err = e.lab.spawn(e.name, e.LogFile(), etcdd, "-name", e.host, "-data-dir", e.dataDir(),
+	argv := append([]string{etcdd, "-name", e.host, "-data-dir", e.dataDir(),
 		"-listen", e.URL(), "-listen-peer", e.peerURL(), "-initial-cluster", e.cluster, "-token", strconv.Itoa(e.life),
-		"-join="+strconv.FormatBool(e.joins))
+		"-join=" + strconv.FormatBool(e.joins)}, e.flags...)
+	e.proc, err = e.lab.spawn(e.name, e.LogFile(), argv...)
 	return err
 }
 
 // launchOther starts etcd's own program, of whatever version.
 func (e *Etcd) launchOther(program string) (err error) {
 	m := packaged.Member{Name: e.host, Dir: e.dataDir(), Client: e.URL(), Peer: e.peerURL(), Cluster: e.cluster, Token: strconv.Itoa(e.life), Joins: e.joins}
-	e.proc, err = e.lab.spawn(e.name, e.LogFile(), append([]string{program}, m.Flags()...)...)
+	argv := append([]string{program}, m.Flags()...)
+	e.proc, err = e.lab.spawn(e.name, e.LogFile(), append(argv, e.flags...)...)
 	return err
 }
 

@@ -19,6 +19,9 @@ type member struct {
 	cluster, token string
 	// joins: the others run already, and have added it.
 	joins bool
+	// tokenTTL, in seconds, is the life of a user's token; hashCost is that of
+	// comparing a password.
+	tokenTTL, hashCost uint
 }
 
 func main() {
@@ -30,6 +33,8 @@ func main() {
 	flag.StringVar(&m.cluster, "initial-cluster", "", "all members, as name=peerURL,...; empty is this one alone")
 	flag.StringVar(&m.token, "token", "0", "initial cluster token; another one makes another cluster ID")
 	flag.BoolVar(&m.joins, "join", false, "join members that run")
+	flag.UintVar(&m.tokenTTL, "auth-token-ttl", 300, "seconds that a user's token lives after its last use")
+	flag.UintVar(&m.hashCost, "bcrypt-cost", 10, "cost of a password's hash, from 4")
 	flag.Parse()
 	if err := m.serve(); err != nil {
 		fmt.Fprintln(os.Stderr, "etcdd:", err)
@@ -60,6 +65,7 @@ func (m member) serve() error {
 	}
 	cfg.UnsafeNoFsync = true
 	cfg.LogLevel = "warn"
+	cfg.AuthTokenTTL, cfg.BcryptCost = m.tokenTTL, m.hashCost
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return fmt.Errorf("start etcd: %w", err)
