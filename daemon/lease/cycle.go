@@ -143,12 +143,13 @@ type asking struct{ *clientv3.Client }
 
 // KeepAliveOnce renews a lease by one question, on a stream of its own: what
 // comes back on it is the answer to this question. Where etcd did not take the
-// token it is put once more, with a new one.
+// token it is put again.
 func (a asking) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error) {
-	resp, err := a.ask(ctx, id)
-	if lapsed(err) {
+	var resp *clientv3.LeaseKeepAliveResponse
+	err := unlessLapsed(ctx, func() (err error) {
 		resp, err = a.ask(ctx, id)
-	}
+		return err
+	})
 	return resp, err
 }
 

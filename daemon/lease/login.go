@@ -37,6 +37,7 @@ type login struct {
 	mu    sync.Mutex
 	token string // "" where etcd has no users
 	known bool   // token is what etcd said last
+	since time.Time
 }
 
 // How often a token is asked for: once in askGap, however often etcd drops it,
@@ -44,6 +45,7 @@ type login struct {
 // tried at once.
 const (
 	askGap     = time.Second
+	tokenLag   = 100 * time.Millisecond
 	askRefused = 30 * time.Second
 )
 
@@ -65,25 +67,37 @@ func (l *login) options() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(l.unary), grpc.WithChainStreamInterceptor(l.stream)}
 }
 
-// unary makes a call with the token, and once more where etcd does not take it:
-// then nothing was done.
+// unary makes a call with the token, and again where etcd does not take it: then
+// nothing was done.
 func (l *login) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	if method == pb.Auth_Authenticate_FullMethodName {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
-	for again := true; ; again = false {
+	return unlessLapsed(ctx, func() error {
 		token, err := l.get(ctx)
 		if err != nil {
 			return err
 		}
 		err = invoke(with(ctx, token), method, req, reply, cc, opts...)
-		if !lapsed(err) {
-			return err
+		if lapsed(err) {
+			l.drop(token)
 		}
-		if l.drop(token); !again {
-			return err
+		return err
+	})
+}
+
+// unlessLapsed makes a call that etcd may refuse for its token alone, up to
+// three times: after what a member may lag behind that has not heard of a new
+// token, and after the time for which a token is kept in any case.
+func unlessLapsed(ctx context.Context, call func() error) error {
+	err := call()
+	for _, pause := range []time.Duration{tokenLag, askGap} {
+		if !lapsed(err) || !wait(ctx, pause) {
+			break
 		}
+		err = call()
 	}
+	return err
 }
 
 // stream opens a stream with the token. Who opened it learns by an answer that
@@ -167,14 +181,17 @@ func (l *login) last() (token string, known bool) {
 func (l *login) keep(token string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.token, l.known = token, true
+	l.token, l.known, l.since = token, true, time.Now()
 }
 
-// drop forgets a token, unless another one has come meanwhile.
+// drop forgets a token, unless another one has come meanwhile. One that is new is
+// kept: a member that does not know it has yet to hear of it.
 func (l *login) drop(token string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.known = l.known && l.token != token
+	if l.token == token && time.Since(l.since) >= askGap {
+		l.known = false
+	}
 }
 
 // ask gets a token for the password that is in the file now. A password that

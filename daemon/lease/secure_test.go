@@ -19,7 +19,7 @@ import (
 )
 
 // TestSecureStore is an etcd with TLS, client certificates and users, as
-// SECURITY.md has it: the role that it names is enough for all that a node and
+// docs/securing-etcd.md has it: the role that it names is enough for all that a node and
 // tenurectl init do, by password or by the certificate's common name; a node with another password holds nothing, says so, and
 // tells the password to nobody; who has no certificate gets no answer.
 func TestSecureStore(t *testing.T) {
@@ -47,7 +47,7 @@ func TestSecureStore(t *testing.T) {
 	}
 	defer func() { _ = c.Close() }()
 	if _, err := Init(t.Context(), c, prefix, []byte(fourSubnets)); err != nil {
-		t.Fatalf("init with the role of SECURITY.md: %v", err)
+		t.Fatalf("init with the role of docs/securing-etcd.md: %v", err)
 	}
 	if _, err := c.Put(t.Context(), "/registry/pods", "x"); err == nil {
 		t.Error("the role may write keys of others")
@@ -116,7 +116,7 @@ func tellsNobody(t *testing.T, h *host, v View, secret string) {
 	}
 }
 
-// enableUsers sets up what SECURITY.md says, with root's rights.
+// enableUsers sets up what docs/securing-etcd.md says, with root's rights.
 func enableUsers(t *testing.T, e conf.Etcd, password string) {
 	t.Helper()
 	c, err := Dial(e)
