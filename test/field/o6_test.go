@@ -35,8 +35,7 @@ const nodesPassword = "correct horse"
 func usersIn(ctx context.Context, t *testing.T, network, tokenTTL string, names ...string) *withUsers {
 	t.Helper()
 	u := &withUsers{Cluster: &cluster.Cluster{Lab: labtest.New(t, lab.Options{})}, t: t, password: filepath.Join(t.TempDir(), "password")}
-	members, err := u.StartEtcdCluster(ctx, 3, "-auth-token-ttl="+tokenTTL, "-bcrypt-cost=4")
-	if err != nil {
+	if _, err := u.StartEtcdCluster(ctx, 3, "-auth-token-ttl="+tokenTTL, "-bcrypt-cost=4"); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range names {
@@ -44,30 +43,30 @@ func usersIn(ctx context.Context, t *testing.T, network, tokenTTL string, names 
 	}
 	u.Init(ctx, t, network)
 	u.write(nodesPassword)
-	c := u.Store(t)
-	for _, step := range []func() error{
-		func() error { _, err := c.RoleAdd(ctx, "tenure"); return err },
-		func() error {
-			_, err := c.RoleGrantPermission(ctx, "tenure", prefix, clientv3.GetPrefixRangeEnd(prefix), clientv3.PermissionType(clientv3.PermReadWrite))
-			return err
-		},
-		func() error { _, err := c.UserAdd(ctx, "tenure", nodesPassword); return err },
-		func() error { _, err := c.UserGrantRole(ctx, "tenure", "tenure"); return err },
-		func() error { _, err := c.UserAdd(ctx, "root", "of the test"); return err },
-		func() error { _, err := c.UserGrantRole(ctx, "root", "root"); return err },
-		func() error { _, err := c.AuthEnable(ctx); return err },
-	} {
-		if err := step(); err != nil {
-			t.Fatalf("set users up: %v", err)
+	first, _ := untilEnabled(t)
+	for _, line := range first {
+		if err := etcdctl(ctx, u.Store(t).Client, line); err != nil {
+			t.Fatal(err)
 		}
 	}
-	u.root, err = clientv3.New(clientv3.Config{Endpoints: members.URLs(), DialTimeout: 5 * time.Second, Logger: zap.NewNop(), Username: "root", Password: "of the test",
+	u.root = u.client(ctx, "root", rootPassword)
+	return u
+}
+
+// client is one of all members under a user's name.
+func (u *withUsers) client(ctx context.Context, user, password string) *clientv3.Client {
+	u.t.Helper()
+	var urls []string
+	for _, e := range u.EtcdMembers() {
+		urls = append(urls, e.URL())
+	}
+	c, err := clientv3.New(clientv3.Config{Endpoints: urls, Context: ctx, DialTimeout: 5 * time.Second, Logger: zap.NewNop(), Username: user, Password: password,
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return u.LAN.Dial(ctx, "tcp", addr) })}})
 	if err != nil {
-		t.Fatal(err)
+		u.t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = u.root.Close() })
-	return u
+	u.t.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 // prefix is that of every cluster, with the final slash.
