@@ -40,13 +40,16 @@ type login struct {
 	since time.Time
 }
 
-// How often a token is asked for: once in askGap, however often etcd drops it,
-// and less and less often with a password that it refuses. Another password is
-// tried at once.
 const (
+	// A token is asked for once in askGap, however often etcd drops it, and less
+	// and less often, down to once in askRefused, with a password that it
+	// refuses. Another password is tried at once.
 	askGap     = time.Second
-	tokenLag   = 100 * time.Millisecond
 	askRefused = 30 * time.Second
+	// A member has heard of a new token after tokenLag, as a rule, and surely
+	// after tokenFresh.
+	tokenLag   = 100 * time.Millisecond
+	tokenFresh = 300 * time.Millisecond
 )
 
 // loginError says that there is no token to be had, and why.
@@ -86,12 +89,12 @@ func (l *login) unary(ctx context.Context, method string, req, reply any, cc *gr
 	})
 }
 
-// unlessLapsed makes a call that etcd may refuse for its token alone, up to
-// three times: after what a member may lag behind that has not heard of a new
-// token, and after the time for which a token is kept in any case.
+// unlessLapsed makes a call that etcd may refuse for its token alone, up to four
+// times: after what a member may lag behind that has not heard of a new token,
+// after the time for which a token is kept in any case, and with another one.
 func unlessLapsed(ctx context.Context, call func() error) error {
 	err := call()
-	for _, pause := range []time.Duration{tokenLag, askGap} {
+	for _, pause := range []time.Duration{tokenLag, tokenFresh, tokenLag} {
 		if !lapsed(err) || !wait(ctx, pause) {
 			break
 		}
@@ -189,7 +192,7 @@ func (l *login) keep(token string) {
 func (l *login) drop(token string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.token == token && time.Since(l.since) >= askGap {
+	if l.token == token && time.Since(l.since) >= tokenFresh {
 		l.known = false
 	}
 }

@@ -200,7 +200,11 @@ func TestWrongPassword(t *testing.T) {
 	if n := u.hashes(); n != 1 {
 		t.Errorf("50 calls with one wrong password asked etcd %d times", n)
 	}
-	u.change("wrong")
+	u.write("wrong too")
+	if _, err := c.Get(t.Context(), prefix); !errors.Is(err, rpctypes.ErrAuthFailed) || u.hashes() != 2 {
+		t.Errorf("with another one: %v, and etcd was asked %d times", err, u.hashes())
+	}
+	u.change("wrong too")
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for {
