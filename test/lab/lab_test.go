@@ -287,6 +287,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if err := group(n, p.Pid()); err != nil {
 		t.Fatal(err)
 	}
+	if err := unix.Mount("tmpfs", n.RunDir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
 	if err := p.Signal(unix.SIGSTOP); err != nil { // even a hung one must go
 		t.Fatal(err)
 	}

@@ -198,12 +198,31 @@ func reap(id string, rec record) error {
 	}
 	errs = append(errs, deleteNamespaces(nsPrefix(id)), deleteCgroups(cgroupDir, nsPrefix(id)))
 	if rec.OwnDir && rec.Dir != "" {
-		errs = append(errs, os.RemoveAll(rec.Dir))
+		errs = append(errs, unmountBelow(rec.Dir), os.RemoveAll(rec.Dir))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove lab %s: %w", id, err)
 	}
 	return os.RemoveAll(filepath.Join(registryDir, id))
+}
+
+// unmountBelow takes away what was mounted in a directory, for example a small
+// disk that a test has given a node: nothing below it could be removed.
+func unmountBelow(dir string) error {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return fmt.Errorf("list mounts: %w", err)
+	}
+	var errs []error
+	for line := range strings.Lines(string(mounts)) {
+		// Names of labs and nodes hold nothing that the kernel would escape.
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], dir+"/") {
+			if err := unix.Unmount(fields[1], unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+				errs = append(errs, fmt.Errorf("unmount %s: %w", fields[1], err))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // identify reads who pid is now. A pid that nobody has is fs.ErrNotExist, and
