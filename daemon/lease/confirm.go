@@ -43,12 +43,9 @@ func (c confirmation) shown(s *Snapshot, own string, now time.Duration) confirma
 		if !c.open {
 			c.open, c.since = true, now
 		}
-	default:
-		c.open = false
-		if c.since == 0 {
-			c.since = now
-		}
-	}
+	case !c.open && c.since == 0:
+		c.since = now
+	} // Some that are back do not make the others' absence any surer.
 	return c
 }
 
@@ -143,7 +140,7 @@ func (e *Engine) reread(s *Snapshot) {
 		e.observeLocked(s)
 	}
 	own := e.cfg.Memory.Get().UID
-	if !e.trust.open || !s.sameStore(e.snapshot) || !e.trust.mass(s, own) {
+	if !e.trust.open || !s.sameStore(e.snapshot) {
 		return
 	}
 	e.log.Info("a second list lacks them too, they go", "missing", e.trust.missing(s, own), "revision", s.Revision)

@@ -39,7 +39,7 @@ func TestConfirmation(t *testing.T) {
 		"all, and more in time": {{0, all, false}, {0, []int{0}, true}, {time.Hour, []int{0, 7}, true}},
 		"this node counts not":  {{0, []int{0, 1, 2, 3, 4, 5, 6}, false}, {0, []int{1, 2, 3, 7}, false}},
 		"back":                  {{0, all, false}, {0, []int{0}, true}, {time.Millisecond, all, false}, {0, []int{0, 1}, true}},
-		"enough are back":       {{0, all, false}, {0, []int{0}, true}, {time.Millisecond, []int{0, 1, 2, 3}, false}},
+		"some are back":         {{0, all, false}, {0, []int{0}, true}, {time.Millisecond, []int{0, 1, 2, 3}, true}, {time.Millisecond, all, false}},
 		"in two halves":         {{0, all, false}, {0, []int{0, 1, 2, 3}, false}, {time.Millisecond, []int{0, 1}, true}},
 		"one by one":            {{0, all, false}, {0, []int{0, 1, 2, 3}, false}, {2 * confirmAfter, []int{0, 1, 2}, false}, {2 * confirmAfter, []int{0, 1}, false}},
 		"confirmed":             {{0, all, false}, {0, []int{0}, true}, {0, []int{confirms}, false}, {0, []int{0}, false}},

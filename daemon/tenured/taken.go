@@ -13,8 +13,9 @@ import (
 	"github.com/tenure-cni/tenure/daemon/api"
 )
 
-// taken are the networks that pods must not share: those of the interfaces, the
-// addresses of etcd, and where etcd has a name, those that are asked for it.
+// taken are the networks that pods must not share: those of the interfaces, and
+// the addresses of etcd, also where it goes by a name. A name server is none of
+// them, for it may be a pod.
 func (u *underlay) taken() ([]conf.Named, error) {
 	all, err := u.takenByLinks()
 	if err != nil {
@@ -26,22 +27,14 @@ func (u *underlay) taken() ([]conf.Named, error) {
 			all = append(all, one)
 		}
 	}
-	named := false
 	for _, host := range endpointHosts(u.cfg.Etcd) {
 		if ip, err := netip.ParseAddr(host); err == nil {
 			add(ip.Unmap().WithZone(""), "etcd endpoint "+host)
-		} else {
-			named = true
 		}
 	}
 	if u.reached != nil {
 		for _, ip := range u.reached() {
 			add(ip, "etcd at "+ip.String())
-		}
-	}
-	if named {
-		for _, ip := range nameServers(u.resolv) {
-			add(ip, "a name server in "+u.resolv)
 		}
 	}
 	return all, nil
@@ -98,7 +91,6 @@ func (u *underlay) lookAtTaken() (news bool) {
 	if u.reached != nil {
 		now = append(now, fmt.Sprint(u.reached()))
 	}
-	now = append(now, fmt.Sprint(nameServers(u.resolv)))
 	news = !slices.Equal(now, u.last)
 	u.last = now
 	return news
@@ -142,9 +134,8 @@ func serversIn(text string) []netip.Addr {
 	return all
 }
 
-// nameServerProblems names the name servers that the pod network covers. Where
-// etcd is known by its addresses that is no fault of the config, since the
-// daemon does not need them; but the machine does.
+// nameServerProblems names the name servers that the pod network covers. One that
+// is a pod is well there; with any other the machine loses all names.
 func (d *daemon) nameServerProblems(n *conf.Network) []api.Problem {
 	if n == nil {
 		return nil

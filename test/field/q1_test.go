@@ -46,7 +46,9 @@ func TestQ1(t *testing.T) {
 	if err := n.Start(ctx, "--cni-conf-file="+filepath.Join(dir, "10-tenure.conflist")); err != nil {
 		t.Fatal(err)
 	}
-	s := cluster.Wait(ctx, t, n, "names the winner", func(s *api.Status) bool { return cluster.HasProblem(s, "not-active-network") })
+	s := cluster.Wait(ctx, t, n, "names the winner", func(s *api.Status) bool {
+		return s.State == api.StateHeld && cluster.HasProblem(s, "not-active-network")
+	})
 	for _, p := range s.Problems {
 		if p.Code == "not-active-network" && (p.Severity != api.SeverityWarning || !strings.Contains(p.Text, "05-other.conf") || !strings.Contains(p.Text, `"other"`)) {
 			t.Errorf("the problem does not say who: %v", p)
