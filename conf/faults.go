@@ -3,6 +3,7 @@ package conf
 import (
 	"fmt"
 	"strings"
+	"unicode"
 )
 
 // Fault is one thing that is wrong with a configuration.
@@ -20,13 +21,24 @@ func (f Fault) String() string { return f.Field + ": " + f.Text }
 // fields. As an error it is never empty.
 type Faults []Fault
 
+// A configuration is written by others and quoted where it is wrong: how many
+// faults an error names, and how much is kept of a place and of a text, in bytes.
+const (
+	faultsMost = 12
+	fieldMost  = 300 // a file's path and a setting
+	textMost   = 400
+)
+
 func (f Faults) Error() string {
 	if len(f) == 1 {
 		return f[0].String()
 	}
-	texts := make([]string, len(f))
-	for i, fault := range f {
-		texts[i] = fault.String()
+	var texts []string
+	for _, fault := range f[:min(len(f), faultsMost)] {
+		texts = append(texts, fault.String())
+	}
+	if more := len(f) - len(texts); more > 0 {
+		texts = append(texts, fmt.Sprintf("%d more", more))
 	}
 	return fmt.Sprintf("%d faults: %s", len(f), strings.Join(texts, "; "))
 }
@@ -40,5 +52,25 @@ func (f Faults) Err() error {
 }
 
 func (f *Faults) add(field, format string, args ...any) {
-	*f = append(*f, Fault{Field: field, Text: fmt.Sprintf(format, args...)})
+	*f = append(*f, Fault{Field: Short(field, fieldMost), Text: Short(fmt.Sprintf(format, args...), textMost)})
+}
+
+// Short is a text that others wrote, fit to be shown: so many bytes of it at
+// most, in one line, and nothing that would not be seen or would move a
+// terminal's cursor.
+func Short(text string, most int) string {
+	end := ""
+	if len(text) > most {
+		text, end = text[:most], "…"
+	}
+	const instead = unicode.ReplacementChar
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case !unicode.IsPrint(r):
+			return instead
+		}
+		return r
+	}, strings.ToValidUTF8(text, string(instead))) + end
 }

@@ -104,22 +104,3 @@ func TestArgs(t *testing.T) {
 		t.Error("no fault")
 	}
 }
-
-func FuzzParseNetConf(f *testing.F) {
-	for _, seed := range []string{
-		`{"name":"n","tenure":{"socket":"/x"}}`, `{"name":"n","cni.dev/valid-attachments":[{}]}`,
-		`{"name":"n","runtimeConfig":{"ips":[""],"mac":"x"}}`, `{"ipam":null,"tenure":null}`, `{"prevResult":{"a":[1]}}`, `null`,
-	} {
-		f.Add([]byte(seed))
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		n, err := ParseNetConf(b)
-		var faults Faults
-		if err != nil && !errors.Is(err, ErrDecode) && !errors.As(err, &faults) {
-			t.Fatalf("%T %v", err, err)
-		}
-		if err == nil && n.Name == "" {
-			t.Fatal("no name and no error")
-		}
-	})
-}
