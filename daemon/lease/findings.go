@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
 )
 
@@ -76,7 +77,7 @@ func twins(s *Snapshot, own Tenant) string {
 
 func nodeName(e Entry) string {
 	if n := e.Tenant().Node; n != "" {
-		return short(n, nameMost)
+		return conf.Short(n, nameMost)
 	}
 	return "flannel"
 }

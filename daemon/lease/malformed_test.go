@@ -89,6 +89,26 @@ func TestSubnetUnderASecondKey(t *testing.T) {
 	}
 }
 
+// TestOwnerUnderASecondKey: owner and reservation of a subnet are what its own keys
+// say, whatever stands beside them.
+func TestOwnerUnderASecondKey(t *testing.T) {
+	k := NewKeys(prefix)
+	for _, name := range []string{"x/10.5.1.0-24", "10.5.1.0/24", "10.5.1.0-24/", "10.5.1.7-24", "", "10.5.1.0-24&fd00:5::-64"} {
+		m := newMirror(k)
+		m.put(clientv3KV(k.owners()+"10.5.1.0-24", `{"UID":"u1","Node":"n1","Epoch":7}`, 10))
+		m.put(clientv3KV(k.reservations()+"10.5.1.0-24", `{"Node":"n1"}`, 10))
+		m.put(clientv3KV(k.owners()+name, `{"UID":"u2","Node":"n2","Epoch":9}`, 11))
+		m.put(clientv3KV(k.reservations()+name, `{"Node":"n2"}`, 11))
+		s := m.snapshot(11, 1)
+		if o, r := s.Owners["10.5.1.0-24"], s.Reservations["10.5.1.0-24"]; o.Value.UID != "u1" || r.Value.Node != "n1" {
+			t.Errorf("%q: the owner is %v, the reservation is for %v", name, o, r)
+		}
+		if len(s.Owners) != 1 || len(s.Reservations) != 1 || len(s.Faults) != 2 {
+			t.Errorf("%q: owners %v, reservations %v, faults %q", name, s.Owners, s.Reservations, s.Faults)
+		}
+	}
+}
+
 // TestNobodyIsHeldUpByMalformedRecords: with all of them in etcd at once a node finds a
 // free subnet, also where one lies outside of the network, and says what is wrong
 // in a text of bounded length.
@@ -124,43 +144,4 @@ func bounded(t *testing.T, problems []api.Problem) {
 	if !found {
 		t.Errorf("problems %v", problems)
 	}
-}
-
-func FuzzDecodeRecord(f *testing.F) {
-	for _, value := range malformed() {
-		f.Add([]byte(value[:min(len(value), 300)]))
-	}
-	f.Add([]byte(recordOf("n1", "192.0.2.1", 7)))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := DecodeRecord(b)
-		if err != nil {
-			return
-		}
-		again, err := DecodeRecord([]byte(r.encode()))
-		if err != nil || !again.same(r) {
-			t.Errorf("%q is %q, and that is %q (%v)", b, r.encode(), again.encode(), err)
-		}
-	})
-}
-
-func FuzzParseSubnets(f *testing.F) {
-	for key := range malformed() {
-		f.Add(key)
-	}
-	f.Add("10.5.34.0-24&fd00:5:0:22::-64")
-	k := NewKeys(prefix)
-	f.Fuzz(func(t *testing.T, name string) {
-		sub, err := ParseSubnets(name)
-		if err == nil {
-			if again, err := ParseSubnets(sub.Key()); err != nil || again != sub || sub.IsZero() {
-				t.Errorf("%q is %s, whose key %q is %s (%v)", name, sub, sub.Key(), again, err)
-			}
-		}
-		m := newMirror(k)
-		m.put(clientv3KV(k.subnets()+name, recordOf("n2", "192.0.2.2", 1), 3))
-		s := m.snapshot(3, 1)
-		if e, there := s.Entry(sub); err == nil && (!there || e.unread() != (len(s.Faults) == 1)) {
-			t.Errorf("%q is there %t, with faults %q", name, there, s.Faults)
-		}
-	})
 }

@@ -8,6 +8,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tenure-cni/tenure/conf"
 )
 
 // Entry is one subnet key as etcd has it.
@@ -127,7 +129,7 @@ func (m *mirror) put(kv *mvccpb.KeyValue) {
 	v, err := m.parse(kv)
 	it := &item{key: string(kv.Key), mod: kv.ModRevision, value: v}
 	if err != nil {
-		it.fault = short(it.key, keyMost) + ": " + short(err.Error(), whyMost)
+		it.fault = conf.Short(it.key, keyMost) + ": " + conf.Short(err.Error(), whyMost)
 	}
 	if e, ok := v.(Entry); ok {
 		it.name = e.Key()
@@ -164,15 +166,27 @@ func (m *mirror) parse(kv *mvccpb.KeyValue) (any, error) {
 		v, _ := decode[Settle]("settle", kv.Value)
 		return Versioned[Settle]{v, kv.ModRevision}, nil
 	case strings.HasPrefix(key, m.keys.owners()):
-		o, err := decode[Owner]("owner", kv.Value)
-		return Versioned[Owner]{o, kv.ModRevision}, err
+		return parseBeside[Owner]("owner", strings.TrimPrefix(key, m.keys.owners()), kv)
 	case strings.HasPrefix(key, m.keys.reservations()):
-		r, err := decode[Reservation]("reservation", kv.Value)
-		return Versioned[Reservation]{r, kv.ModRevision}, err
+		return parseBeside[Reservation]("reservation", strings.TrimPrefix(key, m.keys.reservations()), kv)
 	case strings.HasPrefix(key, m.keys.subnets()):
 		return parseEntry(strings.TrimPrefix(key, m.keys.subnets()), kv)
 	}
 	return nil, nil // somebody else's key under our prefix
+}
+
+// parseBeside reads what stands beside a subnet's key, under the subnet's own name
+// only: owners/x/10.5.1.0-24 must not be taken for the owner of 10.5.1.0/24.
+func parseBeside[T any](what, name string, kv *mvccpb.KeyValue) (any, error) {
+	p, err := parseDashed(name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	if own := dashed(p); name != own {
+		return nil, fmt.Errorf("%s: the key of %s is %s", what, p, own)
+	}
+	v, err := decode[T](what, kv.Value)
+	return Versioned[T]{v, kv.ModRevision}, err
 }
 
 func parseEntry(name string, kv *mvccpb.KeyValue) (any, error) {
