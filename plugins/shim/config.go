@@ -74,7 +74,7 @@ func readConfig(b []byte, apiPath string, strict bool) (socket, cniVersion strin
 		} `json:"ipam"`
 	}
 	if err := json.Unmarshal(b, &conf); err != nil {
-		return "", "", types.NewError(api.CodeDecode, "cannot decode the network configuration", err.Error())
+		return "", "", types.NewError(api.CodeDecode, "cannot decode the network configuration", brief(err))
 	}
 	section, place := conf.Tenure, `"tenure"`
 	if apiPath == api.PathIPAM {
@@ -82,9 +82,20 @@ func readConfig(b []byte, apiPath string, strict bool) (socket, cniVersion strin
 	}
 	socket, err = readSocket(section, strict)
 	if err != nil {
-		return "", conf.CNIVersion, types.NewError(api.CodeInvalidConfig, "bad section "+place+" in the network configuration", err.Error())
+		return "", conf.CNIVersion, types.NewError(api.CodeInvalidConfig, "bad section "+place+" in the network configuration", brief(err))
 	}
 	return socket, conf.CNIVersion, nil
+}
+
+// brief is an error's text without the end of what it quotes, which may be of any
+// length.
+func brief(err error) string {
+	const most = 400
+	text := err.Error()
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
 }
 
 func readSocket(section json.RawMessage, strict bool) (string, error) {
