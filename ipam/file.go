@@ -121,8 +121,11 @@ func (d *document) state() (*state, error) {
 	}
 	for _, c := range d.Cooling {
 		i, found := findSlot(s.slots, c.Address)
-		if found || !c.Address.IsValid() || c.Released.IsZero() {
+		if found || !plain(c.Address) || c.Released.IsZero() {
 			return nil, fmt.Errorf("decode ledger: cooling address %s is invalid, held or listed twice", c.Address)
+		}
+		if year := c.Released.UTC().Year(); year < 0 || year > 9999 { // encode's form has no other
+			return nil, fmt.Errorf("decode ledger: cooling address %s was released in the year %d", c.Address, year)
 		}
 		s.slots = slices.Insert(s.slots, i, slot{c.Address, c.Released})
 	}
@@ -135,12 +138,16 @@ func (a Allocation) validate() error {
 		return fmt.Errorf("allocation of %s lacks a key or an address", a.Key)
 	}
 	for _, p := range a.Addresses {
-		if !p.IsValid() {
+		if !p.IsValid() || !plain(p.Addr()) {
 			return fmt.Errorf("allocation of %s has an invalid address", a.Key)
 		}
 	}
 	return nil
 }
+
+// plain says that an address is in the one form that it is compared in:
+// ::ffff:10.5.1.2 is 10.5.1.2 to a pod, and another address to netip.
+func plain(a netip.Addr) bool { return a.IsValid() && !a.Is4In6() && a.Zone() == "" }
 
 // write replaces the file atomically. It leaves the old one when it fails.
 // between is called when the new one is written beside it.
