@@ -247,7 +247,9 @@ func neighOf(m []byte) rawNeigh {
 		case unix.NDA_LLADDR:
 			copy(n.mac[:], value)
 		case unix.NDA_PORT:
-			n.note("port %d", binary.BigEndian.Uint16(value))
+			if len(value) == 2 {
+				n.note("port %d", binary.BigEndian.Uint16(value))
+			}
 		case unix.NDA_VNI:
 			n.note("vni %d", number(value))
 		case unix.NDA_SRC_VNI:
