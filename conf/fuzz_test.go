@@ -210,13 +210,12 @@ func FuzzLoad(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		load := func(text string) (Daemon, error) {
-			return Load([]string{"--config", write(t, "tenured.yaml", text)}, nil, io.Discard)
-		}
+		path := write(t, "tenured.yaml", text)
+		load := func(path string) (Daemon, error) { return Load([]string{"--config", path}, nil, io.Discard) }
 		if strings.Contains(text, "@") {
 			return // a file of the machine's
 		}
-		d, err := load(text)
+		d, err := load(path)
 		if err != nil {
 			told(t, err)
 			return
@@ -232,10 +231,10 @@ func FuzzLoad(f *testing.F) {
 		if d.NewCluster != (d.NetworkConfig != nil) {
 			t.Errorf("%q: a new cluster %t with the config %s", text, d.NewCluster, d.NetworkConfig)
 		}
-		if again, err := load(text); err != nil || !reflect.DeepEqual(again, d) {
+		if again, err := load(path); err != nil || !reflect.DeepEqual(again, d) {
 			t.Errorf("%q is another one the second time: %v", text, err)
 		}
-		if _, err := load(text + "\nnobody: 1\n"); err == nil {
+		if _, err := load(write(t, "tenured.yaml", text+"\nnobody: 1\n")); err == nil {
 			t.Errorf("%q is accepted with another setting", text)
 		} else {
 			told(t, err)

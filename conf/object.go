@@ -78,7 +78,11 @@ func fill(b []byte, prefix string, slots []slot, faults *Faults) bool {
 	for _, m := range members {
 		i := slices.IndexFunc(slots, func(s slot) bool { return strings.EqualFold(s.name, m.name) })
 		if i < 0 {
-			faults.add(prefix+m.name, "unknown field")
+			place := prefix + m.name
+			if place == "" {
+				place = `""` // JSON has such a name too
+			}
+			faults.add(place, "unknown field")
 			continue
 		}
 		s := slots[i]
