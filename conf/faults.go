@@ -55,16 +55,16 @@ func (f *Faults) add(field, format string, args ...any) {
 	*f = append(*f, Fault{Field: Short(field, fieldMost), Text: Short(fmt.Sprintf(format, args...), textMost)})
 }
 
-// Short is a text that others wrote, fit to be shown: so many bytes of it at
-// most, in one line, and nothing that would not be seen or would move a
-// terminal's cursor.
+// Short is a text that others wrote, fit to be shown: so many bytes at most and
+// a mark where there was more, in one line, and nothing that would not be seen or
+// would move a terminal's cursor.
 func Short(text string, most int) string {
-	end := ""
-	if len(text) > most {
-		text, end = text[:most], "…"
-	}
 	const instead = unicode.ReplacementChar
-	return strings.Map(func(r rune) rune {
+	cut := len(text) > most
+	if cut {
+		text = text[:most]
+	}
+	text = strings.Map(func(r rune) rune {
 		switch {
 		case unicode.IsSpace(r):
 			return ' '
@@ -72,5 +72,12 @@ func Short(text string, most int) string {
 			return instead
 		}
 		return r
-	}, strings.ToValidUTF8(text, string(instead))) + end
+	}, strings.ToValidUTF8(text, string(instead)))
+	if len(text) > most { // what stands instead of a byte has three
+		text, cut = strings.ToValidUTF8(text[:most], ""), true
+	}
+	if cut {
+		text += "…"
+	}
+	return text
 }
