@@ -113,7 +113,7 @@ func (d *document) state() (*state, error) {
 		}
 		r, err := newRecord(a)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("decode ledger: %w", err)
 		}
 		if err := s.insert(r); err != nil {
 			return nil, fmt.Errorf("decode ledger: %w", err)
