@@ -112,7 +112,11 @@ type MemoryFile struct {
 
 func (f *MemoryFile) load(b []byte) error {
 	var m Memory
-	if err := json.Unmarshal(b, &m); err != nil || m.UID == "" {
+	err := json.Unmarshal(b, &m)
+	if err == nil {
+		_, err = m.encode() // some times can be read and not be written
+	}
+	if err != nil || m.UID == "" {
 		f.SetAside = f.path + ".damaged"
 		if err := os.Rename(f.path, f.SetAside); err != nil {
 			return fmt.Errorf("set damaged %s aside: %w", f.path, err)
@@ -151,14 +155,20 @@ func (f *MemoryFile) Save(m Memory) error {
 func (f *MemoryFile) saveLocked(m Memory) error {
 	m.Version = memoryVersion
 	f.m = m
-	b, err := json.MarshalIndent(m, "", "  ")
+	b, err := m.encode()
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", f.path, err)
 	}
-	if err := renameio.WriteFile(f.path, append(b, '\n'), 0o600); err != nil {
+	if err := renameio.WriteFile(f.path, b, 0o600); err != nil {
 		return fmt.Errorf("write %s: %w", f.path, err)
 	}
 	return nil
+}
+
+// encode is the file's content.
+func (m Memory) encode() ([]byte, error) {
+	b, err := json.MarshalIndent(m, "", "  ")
+	return append(b, '\n'), err
 }
 
 // remember keeps a holding for the next start.

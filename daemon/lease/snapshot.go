@@ -186,6 +186,12 @@ func parseBeside[T any](what, name string, kv *mvccpb.KeyValue) (any, error) {
 		return nil, fmt.Errorf("%s: the key of %s is %s", what, p, own)
 	}
 	v, err := decode[T](what, kv.Value)
+	// Some times can be read and not be written, and an owner's are written again
+	// with the next one's.
+	if err == nil && encode(v) == "" {
+		var none T
+		v, err = none, fmt.Errorf("%s: it has a time that cannot be written", what)
+	}
 	return Versioned[T]{v, kv.ModRevision}, err
 }
 
