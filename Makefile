@@ -17,7 +17,7 @@ TOOLS := $(CURDIR)/bin/tools
 GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then for d in bin dist; do [ ! -e $$d ] || chown -R "$$SUDO_UID:$$SUDO_GID" $$d; done; fi
 
 .DEFAULT_GOAL := build
-.PHONY: help build tools demo test test-long test-short lint man vulncheck bench lab-up lab-down install packages clean go root
+.PHONY: help build tools demo test test-long test-short fuzz lint man vulncheck bench lab-up lab-down install packages clean go root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ test-long: root ## all tests, some of them at full length: hours (root)
 
 test-short: go ## the tests that need neither root nor a C compiler
 	CGO_ENABLED=0 $(GO) test -short ./...
+
+fuzz: go ## every fuzz target for TIME (30s), one after the other
+	$(GO) run -buildvcs=false ./scripts/fuzz -time $(or $(TIME),30s)
 
 lint: $(TOOLS)/golangci-lint ## golangci-lint (its first build takes minutes)
 	$(TOOLS)/golangci-lint run ./...
