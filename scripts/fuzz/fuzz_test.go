@@ -83,3 +83,16 @@ func FuzzOdd(f *testing.F) {
 		t.Error("no target is no error")
 	}
 }
+
+// TestEndedLate: the end of the time is no finding, and a finding at the end is one.
+func TestEndedLate(t *testing.T) {
+	const late = "fuzz: elapsed: 5s\n--- FAIL: FuzzX (5.02s)\n    context deadline exceeded\nFAIL\n"
+	for said, want := range map[string]bool{
+		late: true, "PASS\n": false, "--- FAIL: FuzzX (0.02s)\n    x_test.go:7: context deadline exceeded\n": false,
+		late + "Failing input written to testdata/fuzz/FuzzX/1\n": false,
+	} {
+		if got := endedLate([]byte(said)); got != want {
+			t.Errorf("%q is judged %t", said, got)
+		}
+	}
+}
