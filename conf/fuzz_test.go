@@ -205,7 +205,7 @@ func FuzzLoad(f *testing.F) {
 		"new-cluster: true\nnetwork-config: {Network: 10.5.0.0/16}\n", "etcd-embedded: true\netcd-embedded-listen: http://127.0.0.1:2379\n",
 		"etcd-cafile: /c\netcd-certfile: /d\netcd-username: u\n", "a: &a [*a]", "{", "- 1", "name: 1e3", "name: x\nname: y", "config: /x", "version: true",
 		"'" + strings.Repeat("k", 3000) + "': 1", "name: '" + strings.Repeat("\\n", 3000) + "'", "? [a, b]\n: c\n", "!!binary x: 1", "<<: {name: t}",
-		"name: \"\\e[2J\"", "node-name: \"\\0\"",
+		"---\nname: t\n...\n", "name: t\n---\nnode-name: n1\n", "# nothing\n", "~", "name: \"\\e[2J\"", "node-name: \"\\0\"",
 	} {
 		f.Add(seed)
 	}

@@ -154,6 +154,10 @@ func (l *loader) readFile(file string) {
 		l.faults.add("file "+file, "%v", err)
 		return
 	}
+	if err := unread(b, string(asJSON) == "null"); err != nil {
+		l.faults.add("file "+file, "%v", err)
+		return
+	}
 	if string(asJSON) == "null" { // an empty file
 		return
 	}
@@ -165,6 +169,30 @@ func (l *loader) readFile(file string) {
 	for _, m := range members {
 		l.readSetting(file, m)
 	}
+}
+
+// unread says what of a file the YAML library passes over without a word: a second
+// document, and all of a file that begins with what it takes for an anchor.
+func unread(b []byte, none bool) error {
+	said, ended := "", false
+	for line := range strings.Lines(string(b)) {
+		text, _, _ := strings.Cut(line, "#")
+		text = strings.TrimRight(text, " \t\r\n")
+		switch rest, begins := strings.CutPrefix(text, "---"); {
+		case text == "..." || begins && (rest == "" || rest[0] == ' '):
+			ended, text = said != "", strings.TrimSpace(strings.Trim(rest, "."))
+		case strings.HasPrefix(text, "%"):
+			text = ""
+		}
+		if text != "" && ended {
+			return fmt.Errorf("a second document begins with %q, and one is read", text)
+		}
+		said += strings.TrimSpace(text)
+	}
+	if none && said != "" && said != "null" && said != "~" {
+		return errors.New("nothing in it can be read")
+	}
+	return nil
 }
 
 func (l *loader) readSetting(file string, m member) {

@@ -244,3 +244,16 @@ func TestPassword(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestLoadWholeFile: nothing of a file is passed over.
+func TestLoadWholeFile(t *testing.T) {
+	for text, ok := range map[string]bool{
+		"": true, "# nothing\n": true, "---\n": true, "~": true, "null # nothing\n": true, "%YAML 1.1\n---\nname: t\n...\n": true, "--- # first\nname: t\n---\n# nothing\n": true,
+		"node-name: |-\n  n---\nname: t\n": true, "name: t\n---\nnode-name: n1\n": false, "name: t\n...\nnode-name: n1\n": false, "name: t\n--- {}\n": false,
+		"&0,\nname: t\n": false, "&0,": false,
+	} {
+		if faults := fields(t, []string{"--config", write(t, "tenured.yaml", text)}, nil); (len(faults) == 0) != ok {
+			t.Errorf("%q: %v", text, faults)
+		}
+	}
+}
