@@ -19,7 +19,6 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 	if f := e.forgot; f != nil && !f.settled {
 		return // how long to settle depends on the config of before
 	}
-	delete(e.problems, configMissing)
 	if s.Config.ModRevision == 0 {
 		delete(e.problems, configRefused)
 		if e.network != nil {
@@ -28,6 +27,7 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 		}
 		return
 	}
+	delete(e.problems, configMissing)
 	n, err := e.judge(s)
 	var faults conf.Faults
 	if err != nil && !errors.As(err, &faults) {

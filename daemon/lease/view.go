@@ -112,16 +112,25 @@ func (e *Engine) stateLocked(now time.Duration) (api.State, string) {
 		// Just acquired, or found after the deadline: the first cycle is on its way.
 		return api.StateStarting, fmt.Sprintf("%s is about to be proven", h.subnets)
 	case now >= h.deadline && h.unproven != nil:
-		return api.StateFenced, fmt.Sprintf("the overlay of %s is closed: no proof from etcd before the deadline (%v)", h.subnets, h.unproven)
+		return api.StateFenced, fmt.Sprintf("the overlay of %s is closed: no proof from etcd before the deadline (%v)", h.subnets, e.unprovenWhy())
 	case now >= h.deadline:
 		return api.StateFenced, fmt.Sprintf("the overlay of %s is closed: the deadline passed", h.subnets)
 	case e.doubt != nil:
 		return api.StateUnproven, "no pod is added before the next proof: " + e.doubt.why
 	case h.unproven != nil:
 		return api.StateUnproven, fmt.Sprintf("etcd has proven nothing since %s; everything goes on for another %s (%v)",
-			h.since.UTC().Format(time.RFC3339), (h.deadline - now).Round(time.Second), h.unproven)
+			h.since.UTC().Format(time.RFC3339), (h.deadline - now).Round(time.Second), e.unprovenWhy())
 	}
 	return api.StateHeld, ""
+}
+
+// unprovenWhy is why there is no proof of what is held. A daemon that has just
+// started asks for other things first, and may get no answer to them.
+func (e *Engine) unprovenWhy() error {
+	if e.etcdErr != nil && errors.Is(e.held.unproven, errRestarted) {
+		return e.etcdErr
+	}
+	return e.held.unproven
 }
 
 // notReady says first what this machine lacks: etcd may be out of reach for that.
@@ -150,8 +159,8 @@ func (e *Engine) awayText() string {
 // showAwayLocked adds the problem that this is.
 func (e *Engine) showAwayLocked(all problems, v View, now time.Duration) {
 	text := e.awayText()
-	if v.Held {
-		text += fmt.Sprintf("; pods are served for another %s", max(0, v.Deadline-now).Round(time.Second))
+	if v.Held && now < v.Deadline {
+		text += fmt.Sprintf("; pods are served for another %s", (v.Deadline - now).Round(time.Second))
 	}
 	if _, fix, ok := e.keys.refused(e.etcdErr); ok {
 		all.show(etcdRefuses, api.SeverityError, text, fix, e.etcdDown)
@@ -169,7 +178,7 @@ func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
 		e.showAwayLocked(all, v, now)
 	}
 	if v.State == api.StateFenced {
-		all.show("fenced", api.SeverityError, v.Reason, "restore the connection to etcd; the fence opens with the next proof", e.heldSince())
+		all.show("fenced", api.SeverityError, v.Reason, "restore the connection to etcd; the fence opens with the next proof", e.closedSince(now))
 	}
 	if v.State == api.StateLost {
 		all.show("lost", api.SeverityError, v.Reason, "drain the stranded pods of this node; a new subnet is taken as soon as one is free", time.Time{})
@@ -191,11 +200,13 @@ func (e *Engine) problemsLocked(v View, now time.Duration) []api.Problem {
 	return slices.SortedFunc(maps.Values(all), func(a, b api.Problem) int { return cmp.Compare(a.Code, b.Code) })
 }
 
-func (e *Engine) heldSince() time.Time {
-	if e.held == nil {
-		return time.Time{}
+// closedSince is when the kernel closed the overlay of what is held: at the
+// deadline. Without one it has not been open yet.
+func (e *Engine) closedSince(now time.Duration) time.Time {
+	if e.held.deadline == 0 {
+		return e.held.since
 	}
-	return e.held.since
+	return time.Now().Add(e.held.deadline - now)
 }
 
 // problems are those that stand, by code.
