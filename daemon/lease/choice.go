@@ -116,10 +116,11 @@ func (e *Engine) denied(err error) time.Duration {
 		e.unreachable(err)
 		return e.retryIn()
 	}
-	what, fix := refusal(err)
+	what, fix := e.keys.refusal(err)
+	text := what + ": " + said(err).Error()
 	e.update(func() {
-		e.waitLocked(what + ": " + err.Error())
-		e.problems.add(etcdRefuses, api.SeverityError, what+": "+err.Error(), fix+"; this is tried again by itself")
+		e.waitLocked(text)
+		e.problems.add(etcdRefuses, api.SeverityError, text, fix+"; this is tried again by itself")
 	})
 	return jitter(retryWaiting)
 }
@@ -129,11 +130,31 @@ func (e *Engine) denied(err error) time.Duration {
 const SpaceFix = "free etcd's space (docs/etcd.md): etcdctl compact to the present revision, etcdctl defrag on each member, then etcdctl alarm disarm"
 
 // refusal says in words what an answer that says no means, and what to do.
-func refusal(err error) (what, fix string) {
+func (k Keys) refusal(err error) (what, fix string) {
+	const no = "etcd answers, but refuses what this node needs"
 	if errors.Is(err, rpctypes.ErrNoSpace) {
 		return "etcd's store is full (alarm NOSPACE), so it refuses what this node needs", SpaceFix
 	}
-	return "etcd answers, but refuses what this node needs", "give the user of --etcd-username its rights on the prefix"
+	if why, fix, ok := k.refused(err); ok {
+		return no + ", for " + why, fix
+	}
+	return no, "look for it in etcd's log"
+}
+
+// said is etcd's own word in an error, without what it was asked for: that is
+// another subnet each time, and a text that changes is logged each time.
+func said(err error) error {
+	var (
+		login  *loginError
+		answer rpctypes.EtcdError
+	)
+	switch {
+	case errors.As(err, &login):
+		return login
+	case errors.As(err, &answer):
+		return answer
+	}
+	return err
 }
 
 // etcdRefuses is the problem that rights or space are missing.

@@ -164,6 +164,9 @@ func TestPasswordChanges(t *testing.T) {
 	if n := u.hashes() - asked; n != 1 {
 		t.Errorf("with the right password in the file etcd was asked %d times", n)
 	}
+	if n := h.log.lines("does not answer"); n != 0 {
+		t.Errorf("%d lines of the log say that etcd, which refuses the password, does not answer", n)
+	}
 }
 
 // names makes sure that a problem's text and fix say these.
@@ -176,13 +179,10 @@ func (u *users) names(v View, words ...string) {
 	}
 }
 
+// problemText is a problem with its fix.
 func problemText(v View, code string) string {
-	for _, p := range v.Problems {
-		if p.Code == code {
-			return p.Text + " / " + p.Fix
-		}
-	}
-	return ""
+	p := problemOf(v, code)
+	return p.Text + " / " + p.Fix
 }
 
 // TestWrongPassword asks etcd a few times, whatever else the client has to ask,
@@ -269,5 +269,37 @@ func TestRenewalsThatFail(t *testing.T) {
 	mute.Remove()
 	if v := d.waitHeld(); hasProblem(v, "etcd-unreachable") {
 		t.Errorf("held, and %v", v.Problems)
+	}
+}
+
+// TestReadOnlyRole: a node whose role lacks the right to write waits, says so in
+// the words that the loss of the role has, and in the log once, however many
+// subnets it tries.
+func TestReadOnlyRole(t *testing.T) {
+	t.Parallel()
+	u := withUsers(t)
+	ctx := t.Context()
+	if _, err := Init(ctx, u.root, prefix, []byte(fourSubnets)); err != nil {
+		t.Fatal(err)
+	}
+	all := prefix + "/"
+	if _, err := u.root.RoleGrantPermission(ctx, "tenure", all, clientv3.GetPrefixRangeEnd(all), clientv3.PermissionType(clientv3.PermRead)); err != nil {
+		t.Fatal(err)
+	}
+	h := newHost(t, "n1", u.proxy.URL())
+	h.via = u.etcd
+	d := h.start()
+	v := d.wait("it is refused", func(v View) bool { return hasProblem(v, etcdRefuses) })
+	u.names(v, "may not read and write", all, "permission denied")
+	if p := problemOf(v, etcdRefuses); v.State != api.StateWaiting || !strings.Contains(p.Fix, "etcdctl role grant-permission ROLE --prefix=true readwrite "+all) {
+		t.Errorf("%s, %+v", v.State, p)
+	}
+	before := u.proxy.Count(pb.KV_Txn_FullMethodName)
+	d.wait("three more tries", func(View) bool { return u.proxy.Count(pb.KV_Txn_FullMethodName) >= before+3 })
+	if n := h.log.lines("msg=waiting"); n != 1 {
+		t.Errorf("%d lines of the log say why it waits, want one:\n%s", n, h.log.b.String())
+	}
+	if n := h.log.lines("does not answer"); n != 0 {
+		t.Errorf("%d lines say that etcd does not answer", n)
 	}
 }

@@ -306,7 +306,11 @@ func (w *Watcher) publish(s *Snapshot) {
 func (w *Watcher) fail(err error) {
 	if w.err == nil {
 		w.since = time.Now()
-		w.log.Warn("etcd does not answer, trying on", "error", err)
+		what := "etcd does not answer, trying on"
+		if _, _, refused := w.keys.refused(err); refused {
+			what = "etcd refuses this node, trying on"
+		}
+		w.log.Warn(what, "error", err)
 	}
 	w.err, w.mute = err, false
 }
