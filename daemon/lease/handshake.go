@@ -19,7 +19,7 @@ import (
 
 // Handshake connects to one endpoint of etcd as Dial's client does, and says in
 // words what is wrong with whose certificate. The client itself only waits until
-// its time is over. Without https the connection alone is tried.
+// its time is over. Without https it finds out an etcd that wants it.
 func Handshake(ctx context.Context, e conf.Etcd, endpoint string) error {
 	u, err := url.Parse(endpoint)
 	if err != nil {
@@ -31,7 +31,7 @@ func Handshake(ctx context.Context, e conf.Etcd, endpoint string) error {
 	}
 	defer func() { _ = conn.Close() }()
 	if u.Scheme != "https" {
-		return nil
+		return wantsTLS(greeting(ctx, conn, plainTime))
 	}
 	cfg, err := transport.TLSInfo{TrustedCAFile: e.CAFile, CertFile: e.CertFile, KeyFile: e.KeyFile}.ClientConfig()
 	if err != nil {
@@ -42,19 +42,24 @@ func Handshake(ctx context.Context, e conf.Etcd, endpoint string) error {
 	if err := secure.HandshakeContext(ctx); err != nil {
 		return inWords(err)
 	}
-	return inWords(greeting(ctx, secure))
+	return inWords(greeting(ctx, secure, greetingTime))
 }
 
-// greetingTime bounds the wait for etcd's first words.
-const greetingTime = time.Second
+// greetingTime bounds the wait for etcd's first words, plainTime that without
+// TLS: an etcd that wants it hangs up at once, and one that is slow is to be
+// asked something in the time that is left.
+const (
+	greetingTime = time.Second
+	plainTime    = 250 * time.Millisecond
+)
 
 // hello is how HTTP/2 begins: the preface, and settings without any.
 const hello = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 // greeting waits for the answer to hello. In TLS 1.3 a client learns by it, or
 // by what comes in its place, whether its certificate was taken.
-func greeting(ctx context.Context, conn net.Conn) error {
-	until := time.Now().Add(greetingTime)
+func greeting(ctx context.Context, conn net.Conn, most time.Duration) error {
+	until := time.Now().Add(most)
 	if d, ok := ctx.Deadline(); ok && d.Before(until) {
 		until = d
 	}
@@ -68,6 +73,15 @@ func greeting(ctx context.Context, conn net.Conn) error {
 		return err
 	}
 	return nil
+}
+
+// wantsTLS says what it means that a greeting without TLS is not answered. It is
+// pure.
+func wantsTLS(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("it hangs up at the first word, as an etcd does that wants TLS (https in --etcd-endpoints): %w", err)
 }
 
 // inWords says what a failed handshake is about. It is pure.

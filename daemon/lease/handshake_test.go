@@ -38,6 +38,7 @@ func TestHandshake(t *testing.T) {
 	says(good, s.Endpoint, "")
 	says(conf.Etcd{}, plain.Endpoint, "")
 	says(good, "https://"+strings.TrimPrefix(plain.Endpoint, "http://"), "speaks no TLS")
+	says(conf.Etcd{}, "http://"+strings.TrimPrefix(s.Endpoint, "https://"), "wants TLS")
 	says(good, "https://127.0.0.1:1", "connection refused")
 	says(with(func(e *conf.Etcd) { e.CAFile = other.File }), s.Endpoint, "an authority that is not in --etcd-cafile")
 	says(with(func(e *conf.Etcd) { e.CertFile, e.KeyFile = "", "" }), s.Endpoint, "does not take the certificate of --etcd-certfile, or wants one")
