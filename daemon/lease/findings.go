@@ -45,7 +45,7 @@ func oddities(s *Snapshot, own Tenant) problems {
 		all.show("endless-record", api.SeverityWarning, "records without a lease never end: "+keys, "delete the keys that nobody owns, or keep them as reservations", time.Time{})
 	}
 	if len(s.Faults) > 0 {
-		all.show("bad-record", api.SeverityWarning, "skipped in etcd: "+few(s.Faults, "; "), "look at the named keys with etcdctl get", time.Time{})
+		all.show("bad-record", api.SeverityWarning, "skipped in etcd: "+few(s.Faults, "; "), "look at the named keys with etcdctl get, and find out who wrote them; delete those that are no node's", time.Time{})
 	}
 	return all
 }

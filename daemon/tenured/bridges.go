@@ -141,7 +141,7 @@ func mismatches(all []borne, ports map[int]port, ours string, live lease.Subnets
 	}
 	slices.Sort(texts)
 	return []api.Problem{{Code: "bridge-mismatch", Severity: severity, Text: strings.Join(texts, "; "),
-		Fix: "start what uses the subnet anew, with the present one: docker with the options that tenurectl docker-opts prints (daemon.json and bip too have to go), others by " + file}}
+		Fix: "start what uses the subnet anew, with the present one: docker with the options that tenurectl docker-opts prints, and without bip and bridge in its daemon.json; others with what " + file + " says"}}
 }
 
 func overlap(p netip.Prefix, s lease.Subnets) bool {
