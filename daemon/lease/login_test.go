@@ -303,3 +303,33 @@ func TestReadOnlyRole(t *testing.T) {
 		t.Errorf("%d lines say that etcd does not answer", n)
 	}
 }
+
+// TestUsersComeLast: where every node has its password before etcd has users,
+// nobody notices when they are switched on: no renewal fails.
+func TestUsersComeLast(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	h := newHost(t, "n1", s.Endpoint)
+	file := filepath.Join(t.TempDir(), "password")
+	if err := writeFile(file, firstPassword); err != nil {
+		t.Fatal(err)
+	}
+	h.via = conf.Etcd{Endpoints: []string{s.Endpoint}, Prefix: prefix, Username: "tenure", PasswordFile: file}
+	h.birth = []byte(fourSubnets)
+	d := h.start()
+	d.waitHeld()
+	enableUsers(t, conf.Etcd{Endpoints: []string{s.Endpoint}}, firstPassword)
+	enabled, proofs := bootClock(), map[time.Duration]bool{}
+	d.wait("three proofs since", func(v View) bool {
+		if v.State != api.StateHeld || len(v.Problems) > 0 {
+			t.Errorf("%s (%s), %v", v.State, v.Reason, v.Problems)
+		}
+		if v.LastProof > enabled {
+			proofs[v.LastProof] = true
+		}
+		return len(proofs) == 3
+	})
+	if n := h.log.lines("level=WARN"); n > 0 {
+		t.Errorf("%d warnings in the log:\n%s", n, h.log.b.String())
+	}
+}
