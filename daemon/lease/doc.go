@@ -110,7 +110,9 @@
 // One goroutine, the loop, writes to etcd, arms the fence and decides; every
 // step of it is list or prove, decide by a pure function (decide.go, life.go,
 // choose.go), act. Another one, the watch, only shows whole snapshots and closes
-// the fence early. What they share is behind one mutex.
+// the fence early; a third one lists again where the watch lacks most peers at
+// once, a fourth tells of connections that are back. What they share is behind one
+// mutex.
 //
 // # What it does not cover
 //
