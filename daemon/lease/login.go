@@ -38,6 +38,7 @@ type login struct {
 	token string // "" where etcd has no users
 	known bool   // token is what etcd said last
 	since time.Time
+	taken time.Time // when a call with the token was answered last
 }
 
 const (
@@ -81,10 +82,9 @@ func (l *login) unary(ctx context.Context, method string, req, reply any, cc *gr
 		if err != nil {
 			return err
 		}
+		began := time.Now()
 		err = invoke(with(ctx, token), method, req, reply, cc, opts...)
-		if lapsed(err) {
-			l.drop(token)
-		}
+		l.judge(token, began, err)
 		return err
 	})
 }
@@ -110,17 +110,20 @@ func (l *login) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 	if err != nil {
 		return nil, err
 	}
+	began := time.Now()
 	s, err := open(with(ctx, token), desc, cc, method, opts...)
 	if err != nil {
 		return nil, err
 	}
-	return &loggedIn{s, func() { l.drop(token) }}, nil
+	return &loggedIn{s, l, token, began}, nil
 }
 
 // loggedIn is a stream that tells when etcd does not take its token.
 type loggedIn struct {
 	grpc.ClientStream
-	drop func()
+	login *login
+	token string
+	began time.Time
 }
 
 // RecvMsg implements grpc.ClientStream. A watch that is refused for its token
@@ -128,11 +131,9 @@ type loggedIn struct {
 // goes on where it was.
 func (s *loggedIn) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
-	if lapsed(err) {
-		s.drop()
-	}
+	s.login.judge(s.token, s.began, err)
 	if r, ok := m.(*pb.WatchResponse); ok && err == nil && r.Canceled && slices.Contains(lapsedReasons(), r.CancelReason) {
-		s.drop()
+		s.login.drop(s.token)
 		return status.Error(codes.Unavailable, r.CancelReason)
 	}
 	return err
@@ -193,6 +194,32 @@ func (l *login) drop(token string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.token == token && time.Since(l.since) >= tokenFresh {
+		l.known = false
+	}
+}
+
+// judge learns of a token by how a call with it ended that began then.
+func (l *login) judge(token string, began time.Time, err error) {
+	switch {
+	case err == nil:
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.taken = time.Now()
+	case lapsed(err):
+		l.drop(token)
+	case status.Code(err) == codes.DeadlineExceeded:
+		l.doubt(token, began)
+	}
+}
+
+// doubt forgets a token with which nothing has been answered since a call began
+// that got no answer in its time. etcd's own tokens name the place in its log at
+// which they were given, and a member that is not there yet waits for it before
+// it says that it does not know the token: after a restore, for days.
+func (l *login) doubt(token string, began time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if token != "" && l.token == token && l.taken.Before(began) {
 		l.known = false
 	}
 }

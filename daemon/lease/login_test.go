@@ -333,3 +333,33 @@ func TestUsersComeLast(t *testing.T) {
 		t.Errorf("%d warnings in the log:\n%s", n, h.log.b.String())
 	}
 }
+
+// TestRestoredStoreWithUsers: a token names the place in etcd's log at which it
+// was given, and a member that is not there yet waits for that place before it
+// says that it does not know the token. In a store that was restored that may
+// take days. So a token that brings no answer is not used again, and the node
+// proves its subnet long before its deadline.
+func TestRestoredStoreWithUsers(t *testing.T) {
+	t.Parallel()
+	u := withUsers(t)
+	ctx := t.Context()
+	if _, err := Init(ctx, u.root, prefix, []byte(strings.Replace(fourSubnets, "5s", "15s", 1))); err != nil {
+		t.Fatal(err)
+	}
+	backup := u.server.Backup(t)
+	for range 500 {
+		if _, err := u.root.Put(ctx, "/others", "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := newHost(t, "n1", u.proxy.URL())
+	h.via = u.etcd
+	d := h.start()
+	was := d.waitHeld()
+	u.server.Restore(t, backup)
+	restored := bootClock()
+	v := d.wait("it has proven its subnet in the restored store", func(v View) bool { return v.LastProof > restored && v.State == api.StateHeld })
+	if v.Holding.Subnets() != was.Holding.Subnets() || h.fence.closes() != 0 {
+		t.Errorf("it holds %s, it held %s, closed %d times", v.Holding.Subnets(), was.Holding.Subnets(), h.fence.closes())
+	}
+}

@@ -26,7 +26,7 @@ func TestPackagedEtcd(t *testing.T) {
 		"TestRestartResumesWithoutAWrite", "TestRestartWithEtcdAwayServesUntilTheDeadline", "TestTTLChange",
 		"TestLosingClosesTheFenceAndTakesTheSameSubnetAgain", "TestRecordOverwrittenUnderOurLease", "TestA1", "TestLeave", "TestRelease",
 		// What etcd refuses, forgets, or brings back.
-		"TestStoreThatRefusesWrites", "TestRefusedKeepAlivesAreNotAHotLoop", "TestO1", "TestRestartIntoARestoredStore",
+		"TestStoreThatRefusesWrites", "TestRefusedKeepAlivesAreNotAHotLoop", "TestO1", "TestRestartIntoARestoredStore", "TestRestoredStoreWithUsers",
 		// Users and TLS.
 		"TestSecureStore", "TestO7", "TestKeepAliveProvesNothing",
 	)
