@@ -130,7 +130,7 @@ func verify(t *testing.T, flags string) verdict {
 	}
 	switches := strings.Fields(flags)
 	run(ctx, t, dir, "spin", append(append([]string{"-a"}, switches...), file)...)
-	run(ctx, t, dir, "gcc", "-O2", "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=3072", "-o", "pan", "pan.c")
+	run(ctx, t, dir, "gcc", "-O1", "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=3072", "-o", "pan", "pan.c")
 	out := run(ctx, t, dir, "./pan", fmt.Sprintf("-m%d", maxDepth), "-w22")
 	v := verdict{states: number(t, out, `(\d+) states, stored`), errors: number(t, out, `errors: (\d+)`), depth: number(t, out, `depth reached (\d+)`),
 		output: out}

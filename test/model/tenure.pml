@@ -185,18 +185,11 @@ inline send(op_, lease_, old_) {
 		w.op = op_; w.s = s; w.lease = lease_; w.old = old_; w.mod = mod
 		w.uid = uid[n]; w.machine = MACHINE; w.boot = boot[n]; w.epoch = epoch
 		if
-		:: commit(w, answer)
-		:: commit(w, answer); answer = UNKNOWN
+		:: commit(w, answer); if :: true :: answer = UNKNOWN fi
 		:: late[n].op == 0 -> copy(late[n], w); answer = UNKNOWN
 		fi
 		drop(w)
 	}
-}
-
-/* revoke ends lease l_ for certain; that it was asked for is on the disk first. */
-inline revoke(l_) {
-	dead[n] = dead[n] | 1 << l_
-	do :: send(REVOKE, l_, 0); if :: answer == YES -> break :: else fi od
 }
 
 /* ---- the fence ---- */
@@ -264,10 +257,10 @@ inline grant(to, ttl_) {
 proctype Node(byte n) {
 	byte s, l, l2, made, mod, epoch, acked, x;
 	bool met;               /* settle stood at the last proof too */
-	mtype answer;
+	mtype op, answer;
 	Write w;
 again:	{ skip
-start:	atomic { s = 0; l = 0; l2 = 0; made = 0; mod = 0; epoch = 0; acked = 0; x = 0; met = 0; answer = 0; cycle[n] = 0 }
+start:	atomic { s = 0; l = 0; l2 = 0; made = 0; mod = 0; epoch = 0; acked = 0; x = 0; met = 0; op = 0; answer = 0; cycle[n] = 0 }
 
 	/* one list, and what is made of it */
 	atomic {
@@ -284,28 +277,31 @@ start:	atomic { s = 0; l = 0; l2 = 0; made = 0; mod = 0; epoch = 0; acked = 0; x
 			grant(l, TTL); cut(l)
 			goto move
 		:: ABSENT(s) && OPEN_ON(n, s) && FORGOT && granted < LEASES ->
-			epoch = token[n]; known[n] = age
+			epoch = token[n]; known[n] = age; op = REASSERT
 			grant(l, TTL); cut(l)
-			goto reassert
+			goto acquire
 		:: ABSENT(s) && SETTLED && !(OPEN_ON(n, s) && FORGOT) && granted < LEASES ->
-			NEXT_EPOCH; known[n] = age; shut(n)
+			NEXT_EPOCH; known[n] = age; op = ACQUIRE; shut(n)
 			grant(l, TTL)
 			goto acquire
 		fi
 	}
 
-reassert: send(REASSERT, l, 0); goto asked
-acquire:  send(ACQUIRE, l, 0)
-asked:	if
+acquire: send(op, l, 0)
+	if
 	:: atomic { answer != NO && key[s].on && key[s].lease == l -> made = key[s].made; goto held }
 	:: atomic { answer == NO || !(key[s].on && key[s].lease == l) -> skip } /* absent proves nothing */
 	fi
-#ifndef NO_ABORT
-	revoke(l)
+#ifdef NO_ABORT
+	goto start
 #endif
+
+undo:	/* lease l ends for certain; that it was asked for is on the disk first */
+	dead[n] = dead[n] | 1 << l
+	do :: send(REVOKE, l, 0); if :: answer == YES -> break :: else fi od
 	goto start
 
-held:	atomic { mod = 0; answer = 0; l2 = 0 }
+held:	atomic { mod = 0; op = 0; answer = 0; l2 = 0 }
 	do
 	::	/* a cycle: t0, keep-alive, proof, arm */
 #ifndef NO_T0
@@ -347,11 +343,10 @@ held:	atomic { mod = 0; answer = 0; l2 = 0 }
 #endif
 		}
 		send(LEAVE, 0, l)
-		revoke(l)
 #ifdef NO_CLOSE_FIRST
 		shut(n)
 #endif
-		goto start
+		goto undo
 #endif
 	od
 
@@ -363,14 +358,12 @@ move:	send(REBIND, l, l2)
 		goto held
 	:: atomic { !HANGS(s, l) && HANGS(s, l2) && AS_READ(s, mod) -> skip }
 #ifdef NO_PATIENCE              /* the new lease is revoked though the key may come to hang on it */
-		revoke(l)
-		goto start
+		goto undo
 #else
 		goto move
 #endif
 	:: atomic { !HANGS(s, l) && !(HANGS(s, l2) && AS_READ(s, mod)) -> shut(n) }
-		revoke(l)
-		goto start
+		goto undo
 	fi
 
 lost:	atomic { if :: FORGOT && OPEN_ON(n, s) :: else -> shut(n) fi; goto start }
