@@ -110,11 +110,14 @@ func sameButPorts(a, b Desired) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// Report returns the outcome of the latest pass.
+// Report returns the outcome of the latest pass. One for an older Desired says
+// nothing of whether the kernel is as the newest wants it.
 func (l *Loop) Report() Report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.report.clone()
+	rep := l.report.clone()
+	rep.Converged = rep.Converged && l.reported == l.generation
+	return rep
 }
 
 // Changed returns a channel that is closed when the next pass has ended.

@@ -113,6 +113,26 @@ func TestLoopConvergesAndRests(t *testing.T) {
 	})
 }
 
+// TestReportIsOfTheNewest: what was converged is not any more once something else
+// is wanted, from before the first pass for that.
+func TestReportIsOfTheNewest(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.loop.Set(node34(peer(35)))
+		b.converge(time.Second)
+		if !b.loop.Report().Converged {
+			t.Error("converged, and not reported")
+		}
+		b.loop.Set(node34(peer(36)))
+		if b.loop.Report().Converged {
+			t.Error("reported as converged before anybody looked")
+		}
+		b.converge(time.Second)
+		if !b.loop.Report().Converged {
+			t.Error("converged again, and not reported")
+		}
+	})
+}
+
 // sleepFake lets the bubble's time pass.
 func sleepFake(d time.Duration) {
 	<-time.After(d)
