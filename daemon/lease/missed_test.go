@@ -212,6 +212,20 @@ func TestCompactionBehindASlowReader(t *testing.T) {
 	if first := <-shown; len(first.Entries) != 1 {
 		t.Fatalf("the first list shows %v", first.Entries)
 	}
+	next := func(from int64) *Snapshot {
+		t.Helper()
+		for deadline := time.After(20 * time.Second); ; {
+			select {
+			case now := <-shown:
+				if now.Revision >= from {
+					return now
+				}
+			case <-deadline:
+				t.Fatalf("nothing is shown of revision %d", from)
+			}
+		}
+	}
+	next(mustPut(t, c, k.All()+"noise", "the watch has begun"))
 
 	p.Stall()
 	// 24 MB: sockets and streams take in a few.
@@ -238,19 +252,6 @@ func TestCompactionBehindASlowReader(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Restore()
-	next := func(from int64) *Snapshot {
-		t.Helper()
-		for deadline := time.After(20 * time.Second); ; {
-			select {
-			case now := <-shown:
-				if now.Revision >= from {
-					return now
-				}
-			case <-deadline:
-				t.Fatalf("nothing is shown of revision %d", from)
-			}
-		}
-	}
 	if now := next(last); !now.Listed || len(now.Entries) != 1 || now.Entries[0].Tenant().Node != "n3" {
 		t.Errorf("shown is %v, listed %t", now.Entries, now.Listed)
 	}

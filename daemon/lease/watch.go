@@ -116,9 +116,9 @@ func (w *Watcher) once(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.compare(ctx, m, snap)
-	w.seen = seen{mirror: m, cluster: snap.ClusterID, reached: snap.Revision}
 	w.publish(snap)
+	w.compare(ctx, m, snap) // which may ask etcd: nobody waits for what is only counted
+	w.seen = seen{mirror: m, cluster: snap.ClusterID, reached: snap.Revision}
 	if w.mute {
 		w.muted()
 	}
@@ -147,7 +147,9 @@ func (w *Watcher) follow(ctx context.Context, m *mirror, revision int64) error {
 	if w.silent {
 		first /= 10 // that it is over is to be known soon
 	}
-	for quiet := time.NewTimer(jitter(first)); ; quiet.Reset(jitter(w.quiet)) {
+	quiet := time.NewTimer(jitter(first))
+	defer quiet.Stop()
+	for ; ; quiet.Reset(jitter(w.quiet)) {
 		select {
 		case <-w.again:
 			w.seen = seen{} // the next list may be of another life
@@ -202,11 +204,11 @@ func try(ctx context.Context, stream clientv3.Watcher, key string, echo chan<- s
 	}
 }
 
-// muted tells that a watch said nothing for too long while etcd is there.
+// muted tells, once, that a watch said nothing for too long while etcd is there.
 func (w *Watcher) muted() {
-	w.log.Warn("the watch is silent though etcd answers, listed again", "key", w.keys.All())
 	w.mute = false
 	if !w.silent {
+		w.log.Warn("the watch is silent though etcd answers, listing again and again", "key", w.keys.All())
 		w.silent = true
 		w.onQuiet(true)
 	}
@@ -215,6 +217,7 @@ func (w *Watcher) muted() {
 // heard notes that a watch has said something.
 func (w *Watcher) heard() {
 	if w.silent {
+		w.log.Info("the watch says something again", "key", w.keys.All())
 		w.silent = false
 		w.onQuiet(false)
 	}
@@ -225,30 +228,34 @@ const takeMost = 64
 
 // take publishes what an answer says, together with those that are there
 // already: in a storm every snapshot would be out of date when it is made.
-// again says that the watch has to begin anew.
+// again says that the watch has to begin anew. What came before an answer that
+// ends the watch is published too: the list that follows may be long in coming.
 func (w *Watcher) take(m *mirror, events clientv3.WatchChan, resp clientv3.WatchResponse) (again bool, err error) {
-	revision := int64(0)
-	for left := takeMost; ; left-- {
-		switch {
-		case resp.CompactRevision != 0:
-			w.log.Info("watch fell behind a compaction, listing again", "compacted", resp.CompactRevision)
-			return true, nil
-		case resp.Err() != nil:
-			return false, fmt.Errorf("watch %s: %w", w.keys.All(), resp.Err())
+	revision, cluster := int64(0), uint64(0)
+	for left, more := takeMost, true; more; left-- {
+		if again, err = w.ends(resp); again || err != nil {
+			break
 		}
-		revision = max(revision, m.apply(resp.Events))
+		revision, cluster = max(revision, m.apply(resp.Events)), resp.Header.ClusterId
 		w.seen.reach(revision, resp)
-		if left == 0 {
-			break
+		if more = left > 0; more {
+			resp, more = ready(events)
 		}
-		next, ok := ready(events)
-		if !ok {
-			break
-		}
-		resp = next
 	}
 	if revision > 0 {
-		w.publish(m.snapshot(revision, resp.Header.ClusterId))
+		w.publish(m.snapshot(revision, cluster))
+	}
+	return again, err
+}
+
+// ends says whether an answer is the watch's last, and whether that is a fault.
+func (w *Watcher) ends(resp clientv3.WatchResponse) (again bool, err error) {
+	switch {
+	case resp.CompactRevision != 0:
+		w.log.Info("watch fell behind a compaction, listing again", "compacted", resp.CompactRevision)
+		return true, nil
+	case resp.Err() != nil:
+		return false, fmt.Errorf("watch %s: %w", w.keys.All(), resp.Err())
 	}
 	return false, nil
 }

@@ -72,6 +72,71 @@ func TestWatchTakesEveryAnswer(t *testing.T) {
 	}
 }
 
+// TestWhatCameBeforeTheEnd: events are shown although the answer after them ends
+// the watch, by a compaction or by a fault.
+func TestWhatCameBeforeTheEnd(t *testing.T) {
+	t.Parallel()
+	k := NewKeys(prefix)
+	put := clientv3.WatchResponse{Header: &pb.ResponseHeader{ClusterId: 7}, Events: []*clientv3.Event{{Type: clientv3.EventTypePut,
+		Kv: &mvccpb.KeyValue{Key: []byte(k.Config()), Value: []byte(fourSubnets), ModRevision: 5}}}}
+	for name, last := range map[string]clientv3.WatchResponse{"compaction": {CompactRevision: 9}, "fault": {Canceled: true}} {
+		var shown []*Snapshot
+		w := NewWatcher(nil, k, slogOf(newHost(t, "n1", "")), func(s *Snapshot) { shown = append(shown, s) }, func() {})
+		events := make(chan clientv3.WatchResponse, 1)
+		events <- last
+		again, err := w.take(newMirror(k), events, put)
+		if again == (err != nil) || again != (last.CompactRevision != 0) {
+			t.Errorf("%s: again %t, %v", name, again, err)
+		}
+		if len(shown) != 1 || shown[0].Revision != 5 || shown[0].ClusterID != 7 {
+			t.Errorf("%s: %d snapshots", name, len(shown))
+		}
+	}
+}
+
+// TestListIsShownAtOnce: what the watch should have told is only counted, and
+// nobody waits until etcd has said when it went.
+func TestListIsShownAtOnce(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, fourSubnets)
+	k := NewKeys(prefix)
+	key := k.Subnet(v4("10.5.1.0/24"))
+	reached := mustPut(t, c, key, recordOf("n2", "192.0.2.2", 1))
+	before := newMirror(k)
+	old, err := list(t.Context(), c, before, maxCall)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Delete(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	p := etcdproxy.Start(t, s.Endpoint)
+	asked := p.Delay(etcdproxy.Always, etcdproxy.When(func(r *pb.RangeRequest) bool { return r.Revision != 0 }), etcdproxy.Request, time.Hour)
+	shown := make(chan *Snapshot, 1)
+	w := NewWatcher(etcdtest.Client(t, p.URL()), k, slogOf(newHost(t, "n1", p.URL())), func(s *Snapshot) { shown <- s }, func() {})
+	w.seen = seen{mirror: before, cluster: old.ClusterID, reached: reached}
+	w.call = time.Minute // of the question
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- w.once(ctx) }()
+	select {
+	case now := <-shown:
+		if len(now.Entries) != 0 {
+			t.Errorf("the list shows %v", now.Entries)
+		}
+	case <-ctx.Done():
+		t.Error("the list is not shown")
+	}
+	for asked.Hits() == 0 && wait(ctx, 10*time.Millisecond) {
+	}
+	if asked.Hits() == 0 {
+		t.Error("etcd was not asked when the record went")
+	}
+	cancel()
+	<-done
+}
+
 // TestWatcherNoticesSilence: a watch whose stream stands but carries nothing is
 // noticed, from its beginning or later; what changes meanwhile is shown all the
 // same, and once it speaks again that is told.
@@ -81,7 +146,8 @@ func TestWatcherNoticesSilence(t *testing.T) {
 	k := NewKeys(prefix)
 	p := etcdproxy.Start(t, s.Endpoint)
 	shown, quiet := make(chan *Snapshot, 1024), make(chan bool, 16)
-	w := NewWatcher(etcdtest.Client(t, p.URL()), k, slogOf(newHost(t, "n1", p.URL())), func(s *Snapshot) { shown <- s }, func() {})
+	h := newHost(t, "n1", p.URL())
+	w := NewWatcher(etcdtest.Client(t, p.URL()), k, slogOf(h), func(s *Snapshot) { shown <- s }, func() {})
 	w.quiet, w.onQuiet = 200*time.Millisecond, func(silent bool) { quiet <- silent }
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -125,9 +191,15 @@ func TestWatcherNoticesSilence(t *testing.T) {
 	mute = p.MuteWatches(etcdproxy.Always)
 	changed("silent later")
 	told(true)
+	lists := p.Count(pb.KV_Range_FullMethodName)
+	for wait(ctx, 10*time.Millisecond) && p.Count(pb.KV_Range_FullMethodName) < lists+2 {
+	}
 	mute.Remove()
 	told(false)
 	changed("speaks again")
+	if n := h.log.lines("the watch is silent"); n != 2 {
+		t.Errorf("%d lines for two silences", n)
+	}
 }
 
 // TestQuietWatchStays: silence alone is no fault. etcd says that the watch is
