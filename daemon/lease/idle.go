@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// lookEvery bounds how long a node that waits goes without a list of its own: by
-// that it notices that etcd is away, and a watch that is behind.
+// lookEvery bounds, to the jitter of a pause, how long a node that waits goes
+// without a list of its own: by that it notices that etcd is away, and a watch
+// that is behind.
 const lookEvery = 10 * time.Second
 
 // idle waits on without asking etcd, where the watch has shown nothing that this
@@ -19,7 +20,8 @@ func (e *Engine) idle(ctx context.Context) (pause time.Duration, idle bool) {
 	quiet := s != nil && e.held == nil && e.waiting != "" && e.conflict == "" && e.etcdErr == nil && e.forgot == nil && !e.suspect &&
 		e.settling == (s.Settle.ModRevision != 0)
 	e.mu.Unlock()
-	if !quiet || time.Since(e.looked) >= lookEvery || e.cfg.Birth != nil {
+	// A pause follows. And --new-cluster stands in a config for good.
+	if !quiet || time.Since(e.looked)+retryWaiting >= lookEvery || e.cfg.Birth != nil && s.Store.ModRevision == 0 {
 		return 0, false
 	}
 	if e.hasLeft() {

@@ -38,7 +38,11 @@ func TestManyWaitForFew(t *testing.T) {
 	p := etcdproxy.Start(t, s.Endpoint)
 	var all []*daemon
 	for i := range nodes {
-		all = append(all, newHost(t, fmt.Sprintf("n%d", i), p.URL()).start())
+		h := newHost(t, fmt.Sprintf("n%d", i), p.URL())
+		if i%2 == 0 {
+			h.birth = []byte(fourSubnets) // it was born long ago
+		}
+		all = append(all, h.start())
 	}
 	full := func(v View) bool { return v.State == api.StateWaiting && hasProblem(v, noFreeSubnet) }
 	for _, d := range all {
@@ -58,7 +62,7 @@ func TestManyWaitForFew(t *testing.T) {
 		d.wait("it names the holders of now", func(v View) bool { return full(v) && strings.Contains(v.Reason, last) })
 	}
 	// Each may have listed once more than its own pace asks for.
-	lists, most := p.Count(pb.KV_Range_FullMethodName)-before, nodes*(2+int(time.Since(began)/lookEvery))
+	lists, most := p.Count(pb.KV_Range_FullMethodName)-before, nodes*(2+int(time.Since(began)/(lookEvery-retryWaiting)))
 	t.Logf("%d updates, %d lists of %d nodes in %s", n, lists, nodes, time.Since(began).Round(time.Millisecond))
 	if lists > most {
 		t.Errorf("%d lists, want %d at most", lists, most)
@@ -79,5 +83,32 @@ func TestManyWaitForFew(t *testing.T) {
 	all[0].wait("one of them holds it", func(View) bool { return one() == 1 })
 	if took := time.Since(began); took > lookEvery/2 {
 		t.Errorf("held after %s", took)
+	}
+}
+
+// TestIdleIsNotForEver: the watch alone is believed until the next pause would
+// end after lookEvery; and a cluster that is to be born is not waited for.
+func TestIdleIsNotForEver(t *testing.T) {
+	_, e, _ := holder(t)
+	e.held, e.waiting, e.snapshot = nil, "nothing yet", shown(20, true)
+	for _, c := range []struct {
+		ago   time.Duration
+		birth string
+		store int64
+		want  bool
+	}{
+		{0, "", 1, true},
+		{lookEvery - retryWaiting - time.Second, "", 1, true},
+		{lookEvery - retryWaiting, "", 1, false},
+		{0, fourSubnets, 1, true},
+		{0, fourSubnets, 0, false},
+	} {
+		e.looked, e.cfg.Birth, e.snapshot.Store.ModRevision = time.Now().Add(-c.ago), nil, c.store
+		if c.birth != "" {
+			e.cfg.Birth = []byte(c.birth)
+		}
+		if _, idle := e.idle(t.Context()); idle != c.want {
+			t.Errorf("%+v: idle %t", c, idle)
+		}
 	}
 }
