@@ -42,6 +42,7 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 		"StrandedSubnet":           strandedSubnet,
 		"OptionsOff":               optionsOff,
 		"NetworkIsWidened":         networkIsWidened,
+		"NetworkIsNarrowed":        networkIsNarrowed,
 		"C1AnotherNetwork":         anotherNetwork,
 		"ForeignRouteInTheWay":     foreignRouteInTheWay,
 		"ForeignRouteComesLate":    foreignRouteComesLate,
@@ -389,6 +390,26 @@ func networkIsWidened(t *testing.T, m *machine) {
 	ops := m.converge(t, want)
 	if len(ops) != 3 {
 		t.Errorf("want rules and two routes, wrote\n%s", text(ops))
+	}
+}
+
+// networkIsNarrowed: what the bridge had for stranded pods in the rest of the
+// network of before goes with them.
+func networkIsNarrowed(t *testing.T, m *machine) {
+	want := node34()
+	gateways := want.Bridge.Gateways
+	want.Bridge.Gateways = append(slices.Clone(gateways), prefix("10.5.200.1/24"))
+	m.converge(t, want)
+	want.Network, want.Former, want.Bridge.Gateways = prefix("10.5.32.0/19"), []netip.Prefix{prefix("10.5.0.0/16")}, gateways
+	m.converge(t, want)
+	s := m.read(t)
+	if _, ok := s.Addrs[dataplane.Addr{Link: bridge, Prefix: prefix("10.5.200.1/24")}]; ok {
+		t.Error("the gateway of nobody stays")
+	}
+	for r := range s.Routes {
+		if r.Type == dataplane.RouteUnreachable && r.Dst != want.Network {
+			t.Errorf("%+v stays", r)
+		}
 	}
 }
 

@@ -94,11 +94,11 @@ func (e *Engine) putInForceLocked(n *conf.Network, text []byte) {
 const mostNetworks = 8
 
 // former are the networks that were in force before now, oldest first. One that
-// shares addresses with the network in force needs no memory: what the kernel
-// has of it is known by these.
+// lies in the network in force needs no memory: what the kernel has of it is
+// known by that.
 func former(known []netip.Prefix, before, now netip.Prefix) []netip.Prefix {
 	all := append(slices.DeleteFunc(slices.Clone(known), func(p netip.Prefix) bool { return p == before }), before)
-	all = slices.DeleteFunc(all, func(p netip.Prefix) bool { return !p.IsValid() || p.Overlaps(now) })
+	all = slices.DeleteFunc(all, func(p netip.Prefix) bool { return !p.IsValid() || p.Overlaps(now) && p.Bits() >= now.Bits() })
 	return all[max(0, len(all)-mostNetworks):]
 }
 

@@ -11,14 +11,16 @@ import (
 	"github.com/tenure-cni/tenure/daemon/api"
 )
 
-// TestFormerNetworks: what was in force and shares nothing with what is now is
+// TestFormerNetworks: what was in force and does not lie in what is now is
 // remembered, once, newest last, and not without end.
 func TestFormerNetworks(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ known, before, now, want string }{
 		{"", "10.5.0.0/16", "10.6.0.0/16", "[10.5.0.0/16]"},
 		{"", "10.5.0.0/16", "10.0.0.0/8", "[]"},
-		{"", "10.0.0.0/8", "10.5.0.0/16", "[]"},
+		{"", "10.5.0.0/16", "10.5.0.0/16", "[]"},
+		{"", "10.0.0.0/8", "10.5.0.0/16", "[10.0.0.0/8]"}, // a bridge may have addresses of the rest
+		{"10.0.0.0/8", "10.5.0.0/16", "10.0.0.0/8", "[]"},
 		{"10.5.0.0/16", "10.6.0.0/16", "10.5.0.0/16", "[10.6.0.0/16]"},
 		{"10.5.0.0/16 10.7.0.0/16", "10.5.0.0/16", "10.6.0.0/16", "[10.7.0.0/16 10.5.0.0/16]"},
 		{"10.5.0.0/16", "", "10.6.0.0/16", "[10.5.0.0/16]"},
