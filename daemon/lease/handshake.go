@@ -42,7 +42,11 @@ func Handshake(ctx context.Context, e conf.Etcd, endpoint string) error {
 	if err := secure.HandshakeContext(ctx); err != nil {
 		return inWords(err)
 	}
-	return inWords(greeting(ctx, secure, greetingTime))
+	err = greeting(ctx, secure, greetingTime)
+	if errors.Is(err, io.EOF) {
+		return errHungUp
+	}
+	return inWords(err)
 }
 
 // greetingTime bounds the wait for etcd's first words, plainTime that without
@@ -56,8 +60,9 @@ const (
 // hello is how HTTP/2 begins: the preface, and settings without any.
 const hello = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
-// greeting waits for the answer to hello. In TLS 1.3 a client learns by it, or
-// by what comes in its place, whether its certificate was taken.
+// greeting waits for the answer to hello, if there is one in that time. In TLS
+// 1.3 a client learns by it, or by what comes in its place, whether its
+// certificate was taken.
 func greeting(ctx context.Context, conn net.Conn, most time.Duration) error {
 	until := time.Now().Add(most)
 	if d, ok := ctx.Deadline(); ok && d.Before(until) {
@@ -83,6 +88,9 @@ func wantsTLS(err error) error {
 	}
 	return fmt.Errorf("it hangs up at the first word, as an etcd does that wants TLS (https in --etcd-endpoints): %w", err)
 }
+
+// errHungUp is not for want of TLS, which is there by then.
+var errHungUp = errors.New("what answers there takes the connection and ends it without a word: look at etcd's log, or at that of a balancer before it")
 
 // inWords says what a failed handshake is about. It is pure.
 func inWords(err error) error {

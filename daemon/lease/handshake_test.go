@@ -2,6 +2,9 @@ package lease
 
 import (
 	"context"
+	"crypto/tls"
+	"io"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -47,6 +50,38 @@ func TestHandshake(t *testing.T) {
 	says(good, strings.Replace(s.Endpoint, "127.0.0.1", "localhost", 1), "not good for this endpoint")
 	s.Show(t, true)
 	says(good, s.Endpoint, "has expired")
+
+	other.Issue(t, filepath.Join(dir, "balancer"), pki.Certificate{Subject: "balancer", Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+	says(conf.Etcd{CAFile: other.File}, hangsUp(t, filepath.Join(dir, "balancer")), "ends it without a word")
+}
+
+// hangsUp ends every connection after the handshake, as a balancer does that has
+// no etcd behind it.
+func hangsUp(t *testing.T, certificate string) (endpoint string) {
+	t.Helper()
+	pair, err := tls.LoadX509KeyPair(certificate+".crt", certificate+".key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() { _ = l.Close(); <-done })
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+			_, _ = io.ReadFull(conn, make([]byte, len(hello)))
+			_ = conn.Close()
+		}
+	}()
+	return "https://" + l.Addr().String()
 }
 
 // TestAuthorityAlone: TLS by the authority alone, without certificates of
