@@ -218,6 +218,42 @@ func TestWrongPassword(t *testing.T) {
 	}
 }
 
+// TestAskerGivesUp: who gives up while it asks for a token, or waits for the one
+// that another asks for, returns in its own time and leaves the turn to others.
+func TestAskerGivesUp(t *testing.T) {
+	t.Parallel()
+	u := withUsers(t)
+	c := u.client(u.etcd)
+	slow := u.proxy.Delay(etcdproxy.Always, etcdproxy.Method(pb.Auth_Authenticate_FullMethodName), etcdproxy.Request, time.Hour)
+	get := func(within time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		_, err := c.Get(ctx, prefix+"/")
+		return err
+	}
+	const short, long = 300 * time.Millisecond, 30 * time.Second
+	began, gaveUp, patient := time.Now(), make(chan error), make(chan error, 1)
+	const many = 8
+	for range many {
+		go func() { gaveUp <- get(short) }()
+	}
+	for slow.Hits() == 0 && wait(t.Context(), time.Millisecond) {
+	}
+	go func() { patient <- get(long) }()
+	for range many {
+		if err := <-gaveUp; !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("without a token: %v", err)
+		}
+	}
+	if took := time.Since(began); took > long/2 {
+		t.Errorf("given up after %s", took)
+	}
+	slow.Remove()
+	if err := <-patient; err != nil {
+		t.Errorf("who waited on: %v", err)
+	}
+}
+
 // TestRightsLost: a role that is taken from the user leaves the subnet in force
 // until its deadline and says which right is missing where; given back, all goes
 // on.

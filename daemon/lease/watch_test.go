@@ -202,8 +202,8 @@ func TestWatcherNoticesSilence(t *testing.T) {
 	}
 }
 
-// TestQuietWatchStays: silence alone is no fault. etcd says that the watch is
-// where the store is, and nothing is listed again.
+// TestQuietWatchStays: silence alone is no fault. etcd begins another watch on its
+// stream, and nothing is listed again.
 func TestQuietWatchStays(t *testing.T) {
 	t.Parallel()
 	s, _ := cluster(t, fourSubnets)
