@@ -118,8 +118,8 @@ func TestListIsShownAtOnce(t *testing.T) {
 	w.call = time.Minute // of the question
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- w.once(ctx) }()
+	done := make(chan struct{})
+	go func() { defer close(done); _ = w.once(ctx) }()
 	select {
 	case now := <-shown:
 		if len(now.Entries) != 0 {
