@@ -22,7 +22,8 @@ const (
 type confirmation struct {
 	base *Snapshot // its peers are asked for
 	last *Snapshot // the latest one shown
-	// open: too many are missing, and no second list has said so yet.
+	// open: too many were missing; neither are all of them back, nor has a second
+	// list said which are not.
 	open bool
 	// since is when this began, or, while it is not open, when the first peer of
 	// base was missing (CLOCK_BOOTTIME); 0 is not yet. What goes within
@@ -39,13 +40,14 @@ func (c confirmation) shown(s *Snapshot, own string, now time.Duration) confirma
 	switch missing := c.missing(s, own); {
 	case missing == 0:
 		return confirmation{base: s, last: s}
+	case c.open: // they come back one by one, and the rest is on its way
 	case c.mass(s, own):
-		if !c.open {
-			c.open, c.since = true, now
+		c.open, c.since = true, now
+	default:
+		if c.since == 0 {
+			c.since = now
 		}
-	case !c.open && c.since == 0:
-		c.since = now
-	} // Some that are back do not make the others' absence any surer.
+	}
 	return c
 }
 
@@ -132,15 +134,16 @@ func (e *Engine) toReread() (left time.Duration, open bool) {
 }
 
 // reread takes a second list. One that is older than what the watch has shown
-// since counts too: it was asked for after the first.
+// since counts too, if it lacks most: it was asked for after the first.
 func (e *Engine) reread(s *Snapshot) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if s.follows(e.snapshot) {
+	latest := s.follows(e.snapshot)
+	if latest {
 		e.observeLocked(s)
 	}
 	own := e.cfg.Memory.Get().UID
-	if !e.trust.open || !s.sameStore(e.snapshot) {
+	if !e.trust.open || !s.sameStore(e.snapshot) || !latest && !e.trust.mass(s, own) {
 		return
 	}
 	e.log.Info("a second list lacks them too, they go", "missing", e.trust.missing(s, own), "revision", s.Revision)

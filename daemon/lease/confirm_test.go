@@ -39,7 +39,8 @@ func TestConfirmation(t *testing.T) {
 		"all, and more in time": {{0, all, false}, {0, []int{0}, true}, {time.Hour, []int{0, 7}, true}},
 		"this node counts not":  {{0, []int{0, 1, 2, 3, 4, 5, 6}, false}, {0, []int{1, 2, 3, 7}, false}},
 		"back":                  {{0, all, false}, {0, []int{0}, true}, {time.Millisecond, all, false}, {0, []int{0, 1}, true}},
-		"some are back":         {{0, all, false}, {0, []int{0}, true}, {time.Millisecond, []int{0, 1, 2, 3}, true}, {time.Millisecond, all, false}},
+		"back one by one":       {{0, all, false}, {0, []int{0}, true}, {time.Millisecond, []int{0, 1, 2, 3}, true}, {time.Millisecond, all, false}},
+		"some do not come back": {{0, all, false}, {0, []int{0}, true}, {time.Millisecond, []int{0, 1, 2, 3}, true}, {0, []int{confirms}, false}, {0, []int{0, 1, 2, 3}, false}},
 		"in two halves":         {{0, all, false}, {0, []int{0, 1, 2, 3}, false}, {time.Millisecond, []int{0, 1}, true}},
 		"one by one":            {{0, all, false}, {0, []int{0, 1, 2, 3}, false}, {2 * confirmAfter, []int{0, 1, 2}, false}, {2 * confirmAfter, []int{0, 1}, false}},
 		"confirmed":             {{0, all, false}, {0, []int{0}, true}, {0, []int{confirms}, false}, {0, []int{0}, false}},
@@ -156,6 +157,29 @@ func TestMassDisappearance(t *testing.T) {
 	if n := h.log.lines("most peers are gone"); n < 2 || n > 3 {
 		t.Errorf("%d lines for three disappearances", n)
 	}
+}
+
+// TestSomeDoNotComeBack: most were missing and all but two are back. These go when
+// a second list lacks them, not before, and not by a list that is of before.
+func TestSomeDoNotComeBack(t *testing.T) {
+	_, e, held := holder(t)
+	peer := func(i int) Entry {
+		return Entry{Subnets: v4(fmt.Sprintf("10.5.%d.0/24", 64+i)), Lease: 9, Record: Record{Tenure: &Tenant{UID: fmt.Sprint(i)}}}
+	}
+	settling := func(want bool, when string) {
+		t.Helper()
+		if got := e.View().Settling; got != want {
+			t.Errorf("%s: settling %t", when, got)
+		}
+	}
+	e.observe(shown(20, true, held.entry(), peer(0), peer(1), peer(2), peer(3)))
+	e.observe(shown(21, false, held.entry()))
+	e.observe(shown(23, false, held.entry(), peer(1), peer(3)))
+	settling(true, "half are back")
+	e.reread(shown(22, true, held.entry(), peer(1), peer(2), peer(3)))
+	settling(true, "a list of before")
+	e.reread(shown(23, true, held.entry(), peer(1), peer(3)))
+	settling(false, "a list of now")
 }
 
 // TestFewGoAtOnce: without a second list, as ever.
