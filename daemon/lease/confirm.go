@@ -61,13 +61,22 @@ func (c confirmation) mass(s *Snapshot, own string) bool {
 	return missing >= massLeast && 2*missing > c.base.peers(own)
 }
 
-// missing is how many peers a snapshot lacks.
+// missing is how many peers a snapshot lacks. It is asked for with every event, so
+// that it goes through both lists side by side, as they are sorted alike, and
+// makes the names, by which they are, only where they differ.
 func (c confirmation) missing(s *Snapshot, own string) (n int) {
 	if c.base == nil || c.base == s {
 		return 0
 	}
+	left := s.Entries
 	for _, e := range c.base.Entries {
-		if _, there := s.Entry(e.Subnets); !there && e.Tenant().UID != own {
+		if len(left) > 1 && left[1].Subnets == e.Subnets {
+			left = left[1:] // as a rule
+		}
+		for len(left) > 0 && left[0].Subnets != e.Subnets && left[0].Key() < e.Key() {
+			left = left[1:]
+		}
+		if (len(left) == 0 || left[0].Subnets != e.Subnets) && e.Tenant().UID != own {
 			n++
 		}
 	}

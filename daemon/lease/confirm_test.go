@@ -2,11 +2,13 @@ package lease
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"pgregory.net/rapid"
 
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/test/lab/etcdproxy"
@@ -205,5 +207,49 @@ func TestOwnKeyGoesWithTheMass(t *testing.T) {
 	e.observe(shown(21, false))
 	if v := e.View(); v.Held || !v.Settling || h.fence.closes() != 1 {
 		t.Errorf("held %t, settling %t, fence closed %d times", v.Held, v.Settling, h.fence.closes())
+	}
+}
+
+// TestMissingIsWhatAnEntryIsNotFoundOf: going through two lists side by side finds
+// what looking for each by itself does, whatever the one has and the other lacks.
+func TestMissingIsWhatAnEntryIsNotFoundOf(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		list := func(what string) *Snapshot {
+			s := &Snapshot{}
+			for _, i := range rapid.SliceOfN(rapid.IntRange(0, 12), 0, 12).Draw(t, what) { // one twice is written in two ways
+				uid := rapid.SampledFrom([]string{"me", "you"}).Draw(t, "uid")
+				s.Entries = append(s.Entries, Entry{Subnets: v4(fmt.Sprintf("10.5.%d.0/24", i)), Record: Record{Tenure: &Tenant{UID: uid}}})
+			}
+			slices.SortFunc(s.Entries, compareEntries)
+			return s
+		}
+		base, now, want := list("base"), list("now"), 0
+		for _, e := range base.Entries {
+			if _, there := now.Entry(e.Subnets); !there && e.Tenant().UID != "me" {
+				want++
+			}
+		}
+		if got := (confirmation{base: base}).missing(now, "me"); got != want {
+			t.Fatalf("%d missing, want %d: of %v there are %v", got, want, base.Entries, now.Entries)
+		}
+	})
+}
+
+// BenchmarkMissing is what one event costs where so many peers are known.
+func BenchmarkMissing(b *testing.B) {
+	list := func() *Snapshot {
+		s := &Snapshot{}
+		for i := range 5000 {
+			s.Entries = append(s.Entries, Entry{Subnets: v4(fmt.Sprintf("10.%d.%d.0/24", 100+i>>8, i&255)), Record: Record{Tenure: &Tenant{UID: "you"}}})
+		}
+		slices.SortFunc(s.Entries, compareEntries)
+		return s
+	}
+	c, now := confirmation{base: list()}, list()
+	for b.Loop() {
+		if c.missing(now, "me") != 0 {
+			b.Fatal("they are all there")
+		}
 	}
 }
