@@ -124,7 +124,7 @@ func (e *Engine) confirm(ctx context.Context) {
 			}
 			if left <= 0 {
 				left = pause.NextBackOff()
-				if s, err := list(ctx, e.client, newMirror(e.keys), e.callTimeout()); err == nil {
+				if s, err := e.list(ctx, e.callTimeout()); err == nil {
 					e.reread(s)
 				}
 			}

@@ -91,7 +91,9 @@ type Config struct {
 	// Birth is the network config with which --new-cluster births the
 	// cluster where there is none; nil means: wait for it.
 	Birth []byte
-	Log   *slog.Logger
+	// Source is where snapshots come from in a simulation; nil is etcd itself.
+	Source Source
+	Log    *slog.Logger
 }
 
 // at tells a test where the engine is.
@@ -198,7 +200,7 @@ func (e *Engine) Run(ctx context.Context, f Fence) error {
 	e.update(func() { e.rewatch, e.rouse = w.Again, w.Wake })
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		w.Run(ctx)
+		e.watch(ctx, client, w)
 		return nil
 	})
 	g.Go(func() error { e.watchConnection(ctx, client); return nil })
@@ -327,7 +329,7 @@ func (e *Engine) look(ctx context.Context) time.Duration {
 	}
 	e.looked = time.Now()
 	e.recall()
-	s, err := list(ctx, e.client, newMirror(e.keys), e.callTimeout())
+	s, err := e.list(ctx, e.callTimeout())
 	if err != nil {
 		if ctx.Err() == nil {
 			e.unreachable(err)

@@ -71,7 +71,7 @@ func (e *Engine) leave(ctx context.Context) error {
 // lease of what was held ends in any case, unless somebody else's key hangs on
 // it: what deleted the key may have been a try whose answer was lost.
 func (e *Engine) leaveAll(ctx context.Context, held *tenancy) (int, error) {
-	s, err := list(ctx, e.client, newMirror(e.keys), maxCall)
+	s, err := e.list(ctx, maxCall)
 	if err != nil {
 		return 0, err
 	}
