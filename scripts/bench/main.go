@@ -14,6 +14,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"runtime/pprof"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,20 +33,36 @@ type bench struct {
 	nodes     []*lab.Node // run Tenure, empty with plainOnly
 	made      []*caller
 	goals     []goal
+	bin, dir  string
+	scale     scale
 }
 
 // part is one table of figures.
 type part struct {
 	name string
 	run  func(context.Context, *bench) error
+	// apart: it makes labs of its own, takes minutes, and runs only if it is
+	// asked for.
+	apart bool
 }
 
 func parts() []part {
 	return []part{
-		{"daemon", daemonPart}, {"calls", callsPart}, {"crowd", crowdPart}, {"full", fullPart}, {"path", pathPart},
-		{"spread", spreadPart}, {"join", joinPart}, {"etcd", etcdPart},
-		{"plane", planePart},
+		{"daemon", daemonPart, false}, {"calls", callsPart, false}, {"crowd", crowdPart, false}, {"full", fullPart, false}, {"path", pathPart, false},
+		{"spread", spreadPart, false}, {"join", joinPart, false}, {"etcd", etcdPart, false},
+		{"plane", planePart, false},
+		{"starts", startsPart, true}, {"peers", peersPart, true}, {"fleet", fleetPart, true},
 	}
+}
+
+// wanted are the parts that -only names, or all that are not apart.
+func wanted(only string) []part {
+	return slices.DeleteFunc(parts(), func(p part) bool {
+		if only == "" {
+			return p.apart
+		}
+		return !strings.Contains(","+only+",", ","+p.name+",")
+	})
 }
 
 // memory is a tmpfs, as /run is on a node: there Tenure has its ledger, and
@@ -62,10 +81,24 @@ func main() {
 func run(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	rounds := flags.Int("rounds", 5, "how often each contender takes its turn")
-	only := flags.String("only", "daemon,calls,crowd,full,path,spread,join,etcd,plane", "which parts, separated by commas")
+	only := flags.String("only", "", "which parts, separated by commas; empty is all but "+scaleParts)
 	plainOnly := flags.Bool("plain-only", false, "leave Tenure out and measure only what it is compared with")
+	var sizes scale
+	sizes.flags(flags)
+	profile := flags.String("cpuprofile", "", "file for the CPU profile of this process, engines of a fleet included")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
 	}
 	bin, err := lab.FindBin()
 	if err != nil {
@@ -78,24 +111,37 @@ func run(ctx context.Context, args []string) (err error) {
 		return fmt.Errorf("directory of the lab: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	l, err := lab.New(ctx, lab.Options{Bin: bin, Dir: dir})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
-	b := &bench{lab: l, rounds: *rounds, plainOnly: *plainOnly}
-	if err := b.start(ctx); err != nil {
-		return err
-	}
-	for _, p := range parts() {
-		if !strings.Contains(","+*only+",", ","+p.name+",") {
-			continue
+	b := &bench{rounds: *rounds, plainOnly: *plainOnly, bin: bin, dir: dir, scale: sizes}
+	chosen := wanted(*only)
+	if slices.ContainsFunc(chosen, func(p part) bool { return !p.apart }) {
+		if b.lab, err = lab.New(ctx, lab.Options{Bin: bin, Dir: filepath.Join(dir, "lab")}); err != nil {
+			return err
 		}
+		defer func() { err = errors.Join(err, b.lab.Close()) }()
+		if err := b.start(ctx); err != nil {
+			return err
+		}
+	}
+	for _, p := range chosen {
 		if err := p.run(ctx, b); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
 	return printGoals(os.Stdout, b.goals)
+}
+
+// apart runs f with a lab and an etcd of so many members that are for it alone.
+func (b *bench) apart(ctx context.Context, name string, members int, f func(*lab.Lab, *lab.EtcdCluster) error) (err error) {
+	l, err := lab.New(ctx, lab.Options{Bin: b.bin, Dir: filepath.Join(b.dir, name)})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close(), os.RemoveAll(l.Dir())) }()
+	c, err := l.StartEtcdCluster(ctx, members)
+	if err != nil {
+		return err
+	}
+	return f(l, c)
 }
 
 // start brings up an etcd and two nodes that run Tenure.

@@ -20,6 +20,15 @@ func (e *Etcd) Requests(ctx context.Context) (map[string]int, error) {
 	return begun(text)
 }
 
+// Metrics is what the member says of itself, as Prometheus reads it.
+func (e *Etcd) Metrics(ctx context.Context) ([]byte, error) {
+	text, err := scrape(ctx, e.NS, e.URL()+"/metrics")
+	if err != nil {
+		return nil, fmt.Errorf("read metrics of %s: %w", e.host, err)
+	}
+	return text, nil
+}
+
 // Watchers is how many watches the member carries. The figure is etcd's own.
 func (e *Etcd) Watchers(ctx context.Context) (int, error) {
 	text, err := scrape(ctx, e.NS, e.URL()+"/metrics")
