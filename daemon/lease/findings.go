@@ -54,8 +54,10 @@ func oddities(s *Snapshot, own Tenant) problems {
 // have this node's name, while it holds a subnet. It is pure.
 func twins(s *Snapshot, own Tenant) string {
 	var texts []string
-	at := map[netip.Addr][]string{}
-	for _, e := range s.Entries {
+	at := map[netip.Addr]int{}
+	shared := map[netip.Addr][]string{}
+	says := func(e Entry) string { return fmt.Sprintf("%s (%s)", nodeName(e), e.Subnets) }
+	for i, e := range s.Entries {
 		who := e.Tenant()
 		if e.Tenure != nil && who.UID == "" {
 			continue // a tombstone
@@ -63,14 +65,21 @@ func twins(s *Snapshot, own Tenant) string {
 		if who.Node == own.Node && who.UID != own.UID && own.UID != "" {
 			texts = append(texts, fmt.Sprintf("another machine, at %s with %s, has this node's name %q", e.PublicIP, e.Subnets, own.Node))
 		}
-		if e.PublicIP.IsValid() && !e.PublicIP.IsUnspecified() {
-			at[e.PublicIP] = append(at[e.PublicIP], fmt.Sprintf("%s (%s)", nodeName(e), e.Subnets))
+		if !e.PublicIP.IsValid() || e.PublicIP.IsUnspecified() {
+			continue
+		}
+		first, known := at[e.PublicIP]
+		switch {
+		case !known:
+			at[e.PublicIP] = i
+		case len(shared[e.PublicIP]) == 0:
+			shared[e.PublicIP] = []string{says(s.Entries[first]), says(e)}
+		default:
+			shared[e.PublicIP] = append(shared[e.PublicIP], says(e))
 		}
 	}
-	for _, a := range slices.SortedFunc(maps.Keys(at), netip.Addr.Compare) {
-		if len(at[a]) > 1 {
-			texts = append(texts, fmt.Sprintf("%s is announced by %s", a, few(at[a], " and ")))
-		}
+	for _, a := range slices.SortedFunc(maps.Keys(shared), netip.Addr.Compare) {
+		texts = append(texts, fmt.Sprintf("%s is announced by %s", a, few(shared[a], " and ")))
 	}
 	return few(texts, "; ")
 }
