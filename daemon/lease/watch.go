@@ -36,6 +36,7 @@ type Watcher struct {
 	since  time.Time // when err began
 	mute   bool      // the last watch ended in silence; a list shows whether etcd is there
 	silent bool      // it is, and no watch has said anything since: told by onQuiet
+	shown  time.Time // when the last snapshot of events was
 }
 
 // resyncEvery bounds how long a lost event can go unnoticed.
@@ -223,27 +224,37 @@ func (w *Watcher) heard() {
 	}
 }
 
-// takeMost bounds how many answers one snapshot takes in.
-const takeMost = 64
+const (
+	// takeMost bounds how many answers one snapshot takes in.
+	takeMost = 64
+	// takeGap is the least time between two snapshots. A change that comes alone
+	// is shown at once. In a storm the client hands over one answer at a time, and a
+	// snapshot of thousands of records for each is more than a node can make.
+	takeGap = 20 * time.Millisecond
+)
 
 // take publishes what an answer says, together with those that are there
-// already: in a storm every snapshot would be out of date when it is made.
-// again says that the watch has to begin anew. What came before an answer that
-// ends the watch is published too: the list that follows may be long in coming.
+// already, or come before another snapshot is due: in a storm every snapshot
+// would be out of date when it is made. again says that the watch has to begin
+// anew. What came before an answer that ends the watch is published too: the list
+// that follows may be long in coming.
 func (w *Watcher) take(m *mirror, events clientv3.WatchChan, resp clientv3.WatchResponse) (again bool, err error) {
 	revision, cluster := int64(0), uint64(0)
-	for left, more := takeMost, true; more; left-- {
+	for left, ok := takeMost, true; ok; left-- {
 		if again, err = w.ends(resp); again || err != nil {
 			break
 		}
 		revision, cluster = max(revision, m.apply(resp.Events)), resp.Header.ClusterId
 		w.seen.reach(revision, resp)
-		if more = left > 0; more {
-			resp, more = ready(events)
+		due := takeGap - time.Since(w.shown)
+		if left <= 0 && due <= 0 || revision == 0 {
+			break
 		}
+		resp, ok = more(events, due)
 	}
 	if revision > 0 {
 		w.publish(m.snapshot(revision, cluster))
+		w.shown = time.Now()
 	}
 	return again, err
 }
@@ -260,12 +271,22 @@ func (w *Watcher) ends(resp clientv3.WatchResponse) (again bool, err error) {
 	return false, nil
 }
 
-// ready is the answer that is there already, if there is one.
-func ready(events clientv3.WatchChan) (clientv3.WatchResponse, bool) {
+// more is the answer that is there already, or comes within d.
+func more(events clientv3.WatchChan, d time.Duration) (clientv3.WatchResponse, bool) {
+	if d <= 0 {
+		select {
+		case resp, ok := <-events:
+			return resp, ok
+		default:
+			return clientv3.WatchResponse{}, false
+		}
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
 	select {
 	case resp, ok := <-events:
 		return resp, ok
-	default:
+	case <-t.C:
 		return clientv3.WatchResponse{}, false
 	}
 }

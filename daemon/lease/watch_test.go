@@ -2,8 +2,10 @@ package lease
 
 import (
 	"context"
+	"log/slog"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -55,6 +57,7 @@ func TestWatchTakesEveryAnswer(t *testing.T) {
 	m := newMirror(k)
 	for len(events) > 0 {
 		left := len(events)
+		w.shown = time.Time{} // long ago
 		if again, err := w.take(m, events, <-events); again || err != nil {
 			t.Fatalf("again %t, %v", again, err)
 		}
@@ -135,6 +138,44 @@ func TestListIsShownAtOnce(t *testing.T) {
 	}
 	cancel()
 	<-done
+}
+
+// TestStormOfSingleAnswers: what the client hands over one by one becomes a
+// snapshot every takeGap and not one each; what comes alone is shown at once, and
+// the last of a storm when the gap is over.
+func TestStormOfSingleAnswers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const answers, apart = 1000, time.Millisecond
+		k := NewKeys(prefix)
+		events := make(chan clientv3.WatchResponse)
+		began, shown := time.Now(), map[int64]time.Duration{}
+		w := NewWatcher(nil, k, slog.New(slog.DiscardHandler), func(s *Snapshot) { shown[s.Revision] = time.Since(began) }, func() {})
+		go func() {
+			defer close(events)
+			for i := range answers {
+				kv := &mvccpb.KeyValue{Key: []byte(k.Reservation(v4("10.5.0.0/24"))), Value: []byte(`{"Node":"n1"}`), ModRevision: int64(i + 1)}
+				events <- clientv3.WatchResponse{Header: &pb.ResponseHeader{}, Events: []*clientv3.Event{{Type: clientv3.EventTypePut, Kv: kv}}}
+				time.Sleep(apart)
+			}
+			time.Sleep(time.Second)
+		}()
+		m := newMirror(k)
+		for resp := range events {
+			if again, err := w.take(m, events, resp); again || err != nil {
+				t.Fatalf("again %t, %v", again, err)
+			}
+		}
+		if n, most := len(shown), int(answers*apart/takeGap)+2; n > most {
+			t.Errorf("%d snapshots of %d answers, want %d at most", n, answers, most)
+		}
+		if at, ok := shown[1]; !ok || at != 0 {
+			t.Errorf("the first, which came alone, was shown after %s (%t)", at, ok)
+		}
+		if at, late := shown[answers], answers*apart+takeGap; at == 0 || at > late {
+			t.Errorf("the last was shown after %s, want by %s", at, late)
+		}
+	})
 }
 
 // TestWatcherNoticesSilence: a watch whose stream stands but carries nothing is
