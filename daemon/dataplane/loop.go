@@ -20,7 +20,9 @@ type Options struct {
 	// MinGap is the least time between the starts of two passes that the
 	// kernel's notices asked for, on average. Default 200 ms.
 	MinGap time.Duration
-	// Backstop is the longest time between two passes. Default 5 s.
+	// Backstop is the longest time between two passes, for what the kernel gives
+	// no notice of. Default 5 s. With more than 1,000 peers it is longer in
+	// proportion, up to four times.
 	Backstop time.Duration
 	// RulesEvery is the least time between two readings of the firewall rules
 	// that only their change asks for, and the time between them where the
@@ -168,8 +170,9 @@ func (l *Loop) Run(ctx context.Context) error {
 type runner struct {
 	loop    *Loop
 	notices <-chan struct{}
-	// started is when the latest pass began.
+	// started is when the latest pass began, for so many peers.
 	started time.Time
+	peers   int
 	// rules is what is known about the firewall, which not every pass reads.
 	rules rulesSeen
 	// fights tell of what is undone again and again.
@@ -268,12 +271,26 @@ func (r *runner) wait(ctx context.Context) {
 	if r.checks = r.wrote == 1 && r.retry == 0; r.checks {
 		return
 	}
-	pause := opts.Backstop
+	pause := opts.backstop(r.peers)
 	if r.retry != 0 {
 		pause = r.retry
 	}
 	r.await(ctx, pause, gap)
 	r.drain()
+}
+
+// So many peers are read at rest for the price of an idle daemon; with more the
+// backstop is as much longer, up to backstopMost times.
+const (
+	backstopPeers = 1000
+	backstopMost  = 4
+)
+
+// backstop is the longest time between two passes with so many peers. With
+// thousands a pass is tens of milliseconds of work, and one every five seconds
+// would be most of what an idle daemon does.
+func (o Options) backstop(peers int) time.Duration {
+	return o.Backstop * time.Duration(min(max(peers, backstopPeers), backstopMost*backstopPeers)) / backstopPeers
 }
 
 // await returns after pause, or when something asks for a pass before.
@@ -359,6 +376,7 @@ func (r *runner) pass(ctx context.Context) {
 	l.mu.Lock()
 	want, generation := l.desired, l.generation
 	l.mu.Unlock()
+	r.peers = len(want.Peers)
 
 	// A pod that comes or goes changes what is wanted, but not the rules: it
 	// must not cost a process.

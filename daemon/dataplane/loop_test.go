@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -512,3 +513,29 @@ func TestLoopGoesOnWithoutNotices(t *testing.T) {
 type deaf struct{ dataplane.Kernel }
 
 func (deaf) Watch(context.Context) (<-chan struct{}, error) { return nil, syscall.ENOBUFS }
+
+// TestLoopRestsMoreWithMorePeers: what is read while nothing happens is more with
+// every peer, so that it is read less often; with a thousand still every five
+// seconds, and never less than every twenty.
+func TestLoopRestsMoreWithMorePeers(t *testing.T) {
+	for peers, want := range map[int]int64{2: 24, 1000: 24, 2000: 12, 9000: 6} {
+		inBubble(t, func(t *testing.T, b *bench) {
+			d := node34()
+			for i := range peers {
+				p := peer(0)
+				p.Subnet = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 100 + byte(i>>8), byte(i), 0}), 24)
+				p.PublicIP, p.MAC = netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), dataplane.MAC{2, 0, 0, 1, byte(i >> 8), byte(i)}
+				d.Peers = append(d.Peers, p)
+			}
+			d.Network = prefix("10.0.0.0/8")
+			b.loop.Set(d)
+			b.converge(time.Minute)
+			time.Sleep(10 * time.Second)
+			reads := b.count.reads.Load()
+			time.Sleep(2 * time.Minute)
+			if n := b.count.reads.Load() - reads; n < want-1 || n > want+1 {
+				t.Errorf("%d peers: %d passes in two minutes, want %d", peers, n, want)
+			}
+		})
+	}
+}
