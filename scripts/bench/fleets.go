@@ -12,6 +12,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sys/unix"
 
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/lease"
@@ -37,17 +38,16 @@ func fleetPart(ctx context.Context, b *bench) error {
 		join: newTable("Fleet: all join at once"), idle: newTable("Fleet: idle"),
 		restart: newTable("Fleet: all restart at once"), failover: newTable("Fleet: etcd's leader is killed, one of three"),
 	}
+	var errs []error
 	if b.scale.alone > 0 {
-		if err := ts.run(ctx, b, b.scale.alone, false); err != nil {
-			return err
-		}
+		errs = append(errs, ts.run(ctx, b, b.scale.alone, false))
 	}
 	for _, nodes := range b.scale.nodes {
-		if err := ts.run(ctx, b, nodes, true); err != nil {
-			return errors.Join(err, ts.print()) // what has been measured is worth reading
+		if ctx.Err() == nil {
+			errs = append(errs, ts.run(ctx, b, nodes, true))
 		}
 	}
-	return ts.print()
+	return errors.Join(append(errs, ts.print())...) // what has been measured is worth reading
 }
 
 type fleetTables struct{ join, idle, restart, failover *table }
@@ -64,18 +64,22 @@ func (ts fleetTables) run(ctx context.Context, b *bench, nodes int, together boo
 	if !together {
 		row += ", alone"
 	}
+	var errs []error
 	for _, weather := range []struct {
 		members int
 		phases  func(context.Context, *bench, *sea) error
 	}{{1, ts.calm}, {3, ts.storm}} {
+		if ctx.Err() != nil {
+			break
+		}
 		if err := b.apart(ctx, fmt.Sprintf("fleet%d-%t-%d", nodes, together, weather.members), weather.members, func(l *lab.Lab, c *lab.EtcdCluster) error {
 			s := &sea{row: row, nodes: nodes, goals: together && nodes == 1000, members: c.Members}
 			return s.with(ctx, c, l.Dir(), together, func(ctx context.Context) error { return weather.phases(ctx, b, s) })
 		}); err != nil {
-			return fmt.Errorf("%s, etcd of %d: %w", row, weather.members, err)
+			errs = append(errs, fmt.Errorf("%s, etcd of %d: %w", row, weather.members, err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // sea is a fleet and its etcd.
@@ -105,17 +109,54 @@ func (s *sea) with(ctx context.Context, c *lab.EtcdCluster, dir string, together
 	}
 	s.began = resp.Header.Revision
 	s.fleet = &fleet{etcd: s.members, prefix: fleetPrefix, dir: filepath.Join(dir, "nodes"), log: slog.New(&s.races)}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
+	s.fleet.all.Go(func() { bound(ctx, cancel, c.Members) })
 	if together {
 		s.fleet.shared = newShared()
 		w := lease.NewWatcher(s.client, lease.NewKeys(fleetPrefix), slog.New(slog.DiscardHandler), s.fleet.shared.show, func() {})
 		s.fleet.all.Go(func() { w.Run(ctx) })
 	}
-	defer func() { cancel(); s.fleet.stop() }()
+	defer func() {
+		if why := context.Cause(ctx); errors.Is(why, errMemory) {
+			err = errors.Join(why, err)
+		}
+		cancel(nil)
+		s.fleet.stop()
+	}()
 	if err := s.fleet.fill(s.nodes); err != nil {
 		return err
 	}
 	return f(ctx)
+}
+
+// mostMemory is how much of the machine's memory a fleet and its etcd may take,
+// and memoryEvery how often that is looked at.
+const (
+	mostMemory  = 0.7
+	memoryEvery = 250 * time.Millisecond
+)
+
+// errMemory says that a fleet is too large for the machine.
+var errMemory = errors.New("the fleet and its etcd take more memory than they may")
+
+// bound ends the fleet before it takes what others on the machine need.
+func bound(ctx context.Context, end context.CancelCauseFunc, members []*lab.Etcd) {
+	for pause(ctx, memoryEvery) == nil {
+		all, err := residentMiB(os.Getpid())
+		for _, m := range members {
+			if more, gone := residentMiB(m.Process().Pid()); gone == nil {
+				all += more
+			}
+		}
+		var machine unix.Sysinfo_t
+		if err = errors.Join(err, unix.Sysinfo(&machine)); err != nil {
+			continue
+		}
+		if have := float64(machine.Totalram) * float64(machine.Unit) / (1 << 20); all > mostMemory*have {
+			end(fmt.Errorf("%w: %.0f MiB of %.0f", errMemory, all, have))
+			return
+		}
+	}
 }
 
 // phase does f, which is bounded, and fills the columns that all phases have.

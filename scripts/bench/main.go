@@ -123,11 +123,14 @@ func run(ctx context.Context, args []string) (err error) {
 		}
 	}
 	for _, p := range chosen {
-		if err := p.run(ctx, b); err != nil {
-			return fmt.Errorf("%s: %w", p.name, err)
+		if e := p.run(ctx, b); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", p.name, e))
+		}
+		if err != nil && (!p.apart || ctx.Err() != nil) {
+			return err // the others stand on the same lab
 		}
 	}
-	return printGoals(os.Stdout, b.goals)
+	return errors.Join(err, printGoals(os.Stdout, b.goals))
 }
 
 // apart runs f with a lab and an etcd of so many members that are for it alone.
