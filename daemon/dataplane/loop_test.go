@@ -530,9 +530,9 @@ func TestLoopRestsMoreWithMorePeers(t *testing.T) {
 			d.Network = prefix("10.0.0.0/8")
 			b.loop.Set(d)
 			b.converge(time.Minute)
-			time.Sleep(10 * time.Second)
+			<-time.After(10 * time.Second)
 			reads := b.count.reads.Load()
-			time.Sleep(2 * time.Minute)
+			<-time.After(2 * time.Minute)
 			if n := b.count.reads.Load() - reads; n < want-1 || n > want+1 {
 				t.Errorf("%d peers: %d passes in two minutes, want %d", peers, n, want)
 			}

@@ -156,9 +156,9 @@ func TestStormOfSingleAnswers(t *testing.T) {
 			for i := range answers {
 				kv := &mvccpb.KeyValue{Key: []byte(k.Reservation(v4("10.5.0.0/24"))), Value: []byte(`{"Node":"n1"}`), ModRevision: int64(i + 1)}
 				events <- clientv3.WatchResponse{Header: &pb.ResponseHeader{}, Events: []*clientv3.Event{{Type: clientv3.EventTypePut, Kv: kv}}}
-				time.Sleep(apart)
+				<-time.After(apart)
 			}
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 		}()
 		m := newMirror(k)
 		for resp := range events {

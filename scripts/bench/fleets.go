@@ -190,10 +190,12 @@ func (s *sea) phase(ctx context.Context, t *table, f func(context.Context) error
 	return d, nil
 }
 
-// join lets all of them come, and judges who got what.
-func (s *sea) join(ctx context.Context) error {
-	s.fleet.start(ctx)
-	return s.fleet.held(ctx)
+// join lets all of them come. They run on after it, until ctx ends.
+func (s *sea) join(ctx context.Context) func(context.Context) error {
+	return func(bounded context.Context) error {
+		s.fleet.start(ctx)
+		return s.fleet.held(bounded)
+	}
 }
 
 // twice is how many subnets were given twice: none in the list, which is counted,
@@ -206,7 +208,7 @@ func (s *sea) twice(ctx context.Context) (int, error) {
 
 // calm is what happens while etcd is well.
 func (ts fleetTables) calm(ctx context.Context, b *bench, s *sea) error {
-	if _, err := s.phase(ctx, ts.join, s.join); err != nil {
+	if _, err := s.phase(ctx, ts.join, s.join(ctx)); err != nil {
 		return fmt.Errorf("join: %w", err)
 	}
 	twice, err := s.twice(ctx)
@@ -251,7 +253,7 @@ func (s *sea) restart(ctx context.Context, t *table) error {
 	if err := s.fleet.fill(s.nodes); err != nil {
 		return err
 	}
-	if _, err := s.phase(ctx, t, s.join); err != nil {
+	if _, err := s.phase(ctx, t, s.join(ctx)); err != nil {
 		return err
 	}
 	t.add(s.row, "other subnets", float64(s.differ(before)))
@@ -292,7 +294,7 @@ func (s *sea) differ(before []lease.Subnets) (n int) {
 func (ts fleetTables) storm(ctx context.Context, b *bench, s *sea) error {
 	joining, cancel := context.WithTimeout(ctx, phaseLimit)
 	defer cancel()
-	if err := s.join(joining); err != nil {
+	if err := s.join(ctx)(joining); err != nil {
 		return fmt.Errorf("join: %w", err)
 	}
 	if err := pause(ctx, quieter); err != nil {
