@@ -3,6 +3,7 @@ module github.com/tenure-cni/tenure
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/cenkalti/backoff/v5 v5.0.3
 	github.com/cilium/ebpf v0.22.0
 	github.com/containernetworking/cni v1.3.1

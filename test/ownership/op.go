@@ -8,6 +8,10 @@ import (
 // Never is when a call returned whose outcome is not known.
 const Never = time.Duration(math.MaxInt64)
 
+// Tapped is the Client of what Ops.Tap noted: the request is known, and of an
+// answer nothing.
+const Tapped = -1
+
 // OpKind is what a call asks of etcd.
 type OpKind int
 
