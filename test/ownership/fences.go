@@ -129,13 +129,13 @@ func judgeDeadline(x Sample, configs []granted, renewed []Op, say report) {
 	most, by := time.Duration(0), ""
 	for _, o := range renewed {
 		if f := o.Call + o.TTL - margin(o.TTL); o.Call < x.Ended && f > most {
-			most, by = f, fmt.Sprintf("the last renewal, asked for at %s, for %s", stamp(o.Call), o.TTL)
+			most, by = f, fmt.Sprintf("the last renewal, asked for at %s, for %s,", stamp(o.Call), o.TTL)
 		}
 	}
 	if len(renewed) == 0 {
 		for _, g := range configs {
 			if f := x.Ended + g.ttl - margin(g.ttl); g.at <= x.Ended && f > most {
-				most, by = f, fmt.Sprintf("a lease of %s, renewed this instant", g.ttl)
+				most, by = f, fmt.Sprintf("a lease of %s, renewed this instant,", g.ttl)
 			}
 		}
 	}
@@ -143,7 +143,7 @@ func judgeDeadline(x Sample, configs []granted, renewed []Op, say report) {
 		return
 	}
 	say(Violation{Rule: PastDeadline, Subnet: x.Subnet.String(), At: x.Ended, Text: fmt.Sprintf(
-		"%s's deadline was %s at %s, and %s allows %s at most", x.Node, stamp(x.Deadline), stamp(x.Ended), by, stamp(most))}, x.Node)
+		"%s's deadline was %s at %s; %s allows %s at most", x.Node, stamp(x.Deadline), stamp(x.Ended), by, stamp(most))}, x.Node)
 }
 
 // judgeTurns finds a fence that was open while another one was known to stay so:

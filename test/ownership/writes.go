@@ -3,6 +3,8 @@ package ownership
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 )
 
 // writes judges each write to a subnet's key by what stood there before it.
@@ -13,6 +15,7 @@ type writes struct {
 	foreign map[int64]bool
 	byHand  map[string]bool // keys that a foreign write made what they are
 	highest map[string]tenant
+	taken   map[string]bool // keys that came to a tenant in this life
 	ever    map[string]map[int64]string // of all lives: by key and epoch, whose
 	last    map[string]tenant           // of all lives, by key
 	torn    bool                        // an earlier life is not known to its end
@@ -22,7 +25,7 @@ func judgeWrites(e Evidence, say report) {
 	w := &writes{names: namesIn(e.Prefix), say: say, ever: map[string]map[int64]string{}, last: map[string]tenant{}}
 	for i, l := range e.History.Lives {
 		w.state = map[string]KV{}
-		w.foreign, w.byHand, w.highest = map[int64]bool{}, map[string]bool{}, map[string]tenant{}
+		w.foreign, w.byHand, w.highest, w.taken = map[int64]bool{}, map[string]bool{}, map[string]tenant{}, map[string]bool{}
 		for _, f := range e.Foreign {
 			if f.Life == i {
 				w.foreign[f.Revision] = true
@@ -30,8 +33,12 @@ func judgeWrites(e Evidence, say report) {
 		}
 		for _, kv := range l.Base {
 			w.state[kv.Key] = kv
-			if r, err := decodeRecord(kv.Value); err == nil && r.Tenure != nil {
+			before, known := w.last[kv.Key]
+			if r, err := decodeRecord(kv.Value); err == nil {
 				w.owns(kv.Key, r)
+			}
+			if known && l.Beginning == Restored {
+				w.last[kv.Key] = before // an older state does not undo who had it since
 			}
 		}
 		w.run(l.Events)
@@ -143,7 +150,9 @@ func (w *writes) acquired(e Event, subs subnets, r record, txn []Event) {
 	w.owner(e, subs, r, txn)
 	before, known := w.last[e.Key]
 	again := known && before.UID == t.UID && before.Epoch == t.Epoch
-	if w.settles() && !again && (known || !w.torn) {
+	unknown := w.torn && !w.taken[e.Key] // who had it when the store forgot
+	w.taken[e.Key] = true
+	if w.settles() && !again && !unknown {
 		w.note(e, DuringSettle, subs, fmt.Sprintf("%s acquired it at revision %d while settle stood: an earlier tenant's fence may be open", r, e.Mod))
 	}
 	w.epoch(e, subs, r)
@@ -157,7 +166,8 @@ func (w *writes) acquired(e Event, subs subnets, r record, txn []Event) {
 
 // overlap finds another key that shares addresses.
 func (w *writes) overlap(e Event, subs subnets, r record) {
-	for key, kv := range w.state {
+	for _, key := range slices.Sorted(maps.Keys(w.state)) {
+		kv := w.state[key]
 		name, ok := w.subnet(key)
 		if !ok || key == e.Key {
 			continue
