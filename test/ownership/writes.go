@@ -15,7 +15,7 @@ type writes struct {
 	foreign map[int64]bool
 	byHand  map[string]bool // keys that a foreign write made what they are
 	highest map[string]tenant
-	taken   map[string]bool // keys that came to a tenant in this life
+	taken   map[string]bool             // keys that came to a tenant in this life
 	ever    map[string]map[int64]string // of all lives: by key and epoch, whose
 	last    map[string]tenant           // of all lives, by key
 	torn    bool                        // an earlier life is not known to its end
