@@ -107,6 +107,11 @@ func importRules() []importRule {
 			never:    append(leaves(), etcdClient, netlinkLib, ebpfLib, iptLib),
 			why:      "the server hands bodies to use cases and decides nothing about pods",
 		},
+		{
+			packages: []string{"test/ownership"},
+			never:    append(leaves(), own("daemon/api", "daemon/node", "conf", "test/lab")...),
+			why:      "a checker that decodes with the code that it judges believes what that code believes; and the tests of lease must be able to import it",
+		},
 	}
 	for _, leaf := range leaves() {
 		others := slices.DeleteFunc(leaves(), func(l string) bool { return l == leaf })

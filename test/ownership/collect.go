@@ -179,7 +179,8 @@ func (r *Recorder) take(ctx context.Context, c *clientv3.Client, resp clientv3.W
 
 // lookAfter asks whether a deleted key's lease is still there.
 func (r *Recorder) lookAfter(ctx context.Context, c *clientv3.Client, lease int64, life, event int) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	// Also where the recording ends meanwhile.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTime)
 	defer cancel()
 	resp, err := c.TimeToLive(ctx, clientv3.LeaseID(lease))
 	if err != nil || resp.TTL <= 0 {
