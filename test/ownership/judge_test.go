@@ -25,6 +25,9 @@ func TestRefused(t *testing.T) {
 		"a late packet": {func() *story {
 			return peered().acquire(n1.with(10), one).packet(n1.with(10), one).lapse(one).acquire(n2.with(11), one).packet(n2.with(11), one).packet(n1.with(10), one)
 		}, LatePacket, "n2 (epoch 11) had its key by"},
+		"a late packet before the subnet came back": {func() *story {
+			return peered().acquire(n1.with(10), one).lapse(one).acquire(n2.with(11), one).packet(n1, one).lapse(one).acquire(n1.with(12), one)
+		}, LatePacket, "and n1 none since"},
 		"a late packet to the former tenant": {func() *story {
 			s := peered().acquire(n1.with(10), one).lapse(one).acquire(n2.with(11), one).packet(node(9), "10.5.0.0-24")
 			s.Packets[0].To = End{Node: "n1", Addr: addrIn(one)}
@@ -358,6 +361,30 @@ func TestGood(t *testing.T) {
 			s.Foreign = []Foreign{{Revision: s.rev + 1, Why: "put"}, {Revision: s.rev + 2, Why: "delete"}}
 			s.txn(put(subnetKey(one), n2.with(66).record(), 0)).look(n1, one, time.Second).lapse(one)
 			return s.acquire(n2.with(67), one)
+		},
+		"a record by hand": func() *story { // which is nobody's claim
+			s := peered().acquire(n1.with(10), one)
+			s.Foreign = []Foreign{{Revision: s.rev + 1, Why: "put"}}
+			return s.txn(put(subnetKey(one), n2.with(66).record(), s.lease)).packet(n1.with(10), one).update(n1.with(10), one)
+		},
+		"a Delete by hand": func() *story { // the fence closes as soon as its node sees it
+			s := peered().acquire(n1.with(10), one)
+			s.Foreign = []Foreign{{Revision: s.rev + 1, Why: "delete"}}
+			return s.lapse(one).acquire(n2.with(11), one).look(n1, one, time.Second)
+		},
+		"a restored lease that ends first": func() *story { // n1 goes by the later one, and puts its record back
+			s := peered().acquire(n1.with(10), one)
+			state, rev := s.backup()
+			return s.rebind(n1.with(10), one).restore(state, rev).settles().lapse(one).look(n1, one, time.Second).acquire(n1.with(10), one)
+		},
+		"fences that open in turns, and no history": func() *story {
+			return (&story{t: 100 * time.Second}).look(n1, one, 3*time.Second).look(n2, one, time.Second).look(n1, one, time.Second)
+		},
+		"a packet between two looks": func() *story {
+			s := peered().acquire(n1.with(10), one).look(n1, one, 3*time.Second)
+			until := s.t + 3*time.Second
+			s.packet(n1.with(10), one).after(time.Second)
+			return s.lookUntil(n1, one, until)
 		},
 		"an answer that did not come": func() *story { // and it committed late
 			s := peered()

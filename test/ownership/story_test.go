@@ -113,7 +113,10 @@ func (s *story) rebind(w who, name string) *story {
 }
 
 func (s *story) leave(w who, name string) *story {
-	return s.txn(del(subnetKey(name)), put(s.owner(name), w.owner(then), 0))
+	s.txn(del(subnetKey(name)), put(s.owner(name), w.owner(then), 0))
+	events := s.life().Events
+	events[len(events)-2].LeaseAlive = true // it is revoked afterwards
+	return s
 }
 
 func (s *story) lapse(name string) *story { return s.txn(del(subnetKey(name))) }
