@@ -378,7 +378,7 @@ func TestGood(t *testing.T) {
 			return s.rebind(n1.with(10), one).restore(state, rev).settles().lapse(one).look(n1, one, time.Second).acquire(n1.with(10), one)
 		},
 		"fences that open in turns, and no history": func() *story {
-			return (&story{t: 100 * time.Second}).look(n1, one, 3*time.Second).look(n2, one, time.Second).look(n1, one, time.Second)
+			return (&story{t: 100 * time.Second}).look(n1, one, 4*time.Second).look(n2, one, time.Second).look(n1, one, time.Second)
 		},
 		"a packet between two looks": func() *story {
 			s := peered().acquire(n1.with(10), one).look(n1, one, 3*time.Second)
