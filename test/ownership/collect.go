@@ -50,6 +50,7 @@ type Recorder struct {
 	notes   [][]note // by life
 	reached int64    // the revision up to which the present life is known
 	moved   chan struct{}
+	pending int    // questions after leases
 	stop    func() // of the present life's session
 	ask     func(context.Context) (int64, error)
 	err     error
@@ -166,15 +167,21 @@ func (r *Recorder) take(ctx context.Context, c *clientv3.Client, resp clientv3.W
 		from = max(from, e.Mod+1)
 		if _, subnet := names(r.prefix).subnet(e.Key); subnet && e.Deleted && e.Prev != nil && e.Prev.Lease != 0 {
 			at := len(l.Events) - 1
+			r.pending++
 			g.Go(func() { r.lookAfter(ctx, c, e.Prev.Lease, life, at) })
 		}
 	}
 	if resp.Header.Revision > r.reached {
 		r.reached = resp.Header.Revision
-		close(r.moved)
-		r.moved = make(chan struct{})
+		r.movedLocked()
 	}
 	return from
+}
+
+// movedLocked wakes whoever waits for the present life to be known.
+func (r *Recorder) movedLocked() {
+	close(r.moved)
+	r.moved = make(chan struct{})
 }
 
 // lookAfter asks whether a deleted key's lease is still there.
@@ -183,12 +190,13 @@ func (r *Recorder) lookAfter(ctx context.Context, c *clientv3.Client, lease int6
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTime)
 	defer cancel()
 	resp, err := c.TimeToLive(ctx, clientv3.LeaseID(lease))
-	if err != nil || resp.TTL <= 0 {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.lives[life].Events[event].LeaseAlive = true
+	r.pending--
+	r.movedLocked()
+	if err == nil && resp.TTL > 0 {
+		r.lives[life].Events[event].LeaseAlive = true
+	}
 }
 
 // skip begins a life behind a stretch that was compacted before it was seen, and
@@ -271,15 +279,16 @@ func (r *Recorder) until(ctx context.Context, revision int64) error {
 	defer cancel()
 	for {
 		r.mu.Lock()
-		reached, moved := r.reached, r.moved
+		reached, moved, pending := r.reached, r.moved, r.pending
 		r.mu.Unlock()
-		if reached >= revision {
+		// In another life a lease may live again.
+		if reached >= revision && pending == 0 {
 			return nil
 		}
 		select {
 		case <-moved:
 		case <-ctx.Done():
-			return fmt.Errorf("the watch has come to revision %d, and the store to %d: %w", reached, revision, ctx.Err())
+			return fmt.Errorf("the watch has come to revision %d, and the store to %d; %d leases are asked after: %w", reached, revision, pending, ctx.Err())
 		}
 	}
 }

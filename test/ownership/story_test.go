@@ -158,9 +158,6 @@ func (s *story) restore(state map[string]KV, rev int64) *story {
 	return s
 }
 
-// peer is where stories' packets go.
-const peerSubnet = "10.5.0.0/24"
-
 func addrIn(name string) netip.Addr {
 	p, _ := parseSubnets(name)
 	return p[0].Addr().Next().Next()
