@@ -75,6 +75,11 @@ func TestRefused(t *testing.T) {
 		"a changed lease by another UID": {func() *story { // at another address: no record of before
 			return peered().acquire(n1.with(10), one).rebind(n2.with(10), one)
 		}, Overwritten, "another tenant at another address"},
+		"another name at the same address": {func() *story {
+			other := n2.with(11)
+			other.ip = n1.ip
+			return peered().acquire(n1.with(10), one).acquire(other, one)
+		}, Overwritten, "another tenant of another name"},
 		"another tenant under the same lease": {func() *story {
 			return peered().acquire(n1.with(10), one).update(n2.with(11), one)
 		}, Overwritten, "another tenant under the same lease"},
@@ -278,7 +283,7 @@ func TestGood(t *testing.T) {
 		"another boot of the same machine": func() *story {
 			booted := n1.with(10)
 			booted.Boot = "b1-2"
-			return peered().acquire(n1.with(10), one).update(booted, one).rebind(booted, one)
+			return peered().acquire(n1.with(10), one).update(booted, one).rebind(booted, one).rebind(n1.with(10), one)
 		},
 		"a record of before inherited": func() *story {
 			again := n1.with(11)
