@@ -30,23 +30,35 @@ type Fence struct{ live *ebpf.Map }
 // has open; it is let go when the test ends.
 func OpenFence(t testing.TB, pid int) *Fence {
 	t.Helper()
-	infos, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	f, err := FindFence(pid)
 	if err != nil {
 		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+// FindFence is OpenFence for who closes it himself: the error says what is in
+// the way, for example that the daemon has not come so far yet.
+func FindFence(pid int) (*Fence, error) {
+	infos, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	if err != nil {
+		return nil, err
 	}
 	for _, info := range infos {
 		m, err := openMap(info)
 		if err != nil {
-			t.Fatalf("maps of process %d: %v", pid, err)
+			return nil, fmt.Errorf("maps of process %d: %w", pid, err)
 		}
 		if m != nil {
-			t.Cleanup(func() { _ = m.Close() })
-			return &Fence{m}
+			return &Fence{m}, nil
 		}
 	}
-	t.Fatalf("process %d has no map %s open", pid, liveMap)
-	return nil
+	return nil, fmt.Errorf("process %d has no map %s open", pid, liveMap)
 }
+
+// Close lets it go; what is in the kernel stays.
+func (f *Fence) Close() error { return f.live.Close() }
 
 // openMap opens the live map where a line of the descriptor's description names
 // it; nil if it is something else, or gone.

@@ -1,0 +1,167 @@
+package fault
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tenure-cni/tenure/test/ownership"
+)
+
+const (
+	// talkTime is how long each pod may take to be heard by each other one, and
+	// bookTime how long ledger and kernel may differ, which the daemon compares
+	// every few seconds.
+	talkTime = 15 * time.Second
+	bookTime = 20 * time.Second
+	// fewViolations is how many of one kind a verdict shows.
+	fewViolations = 4
+)
+
+// settle waits until the cluster is well; that it does not become so is found.
+func (r *run) settle(ctx context.Context) {
+	healed := r.now()
+	for _, h := range r.nodes() {
+		if err := eventually(ctx, healTime-(r.now()-healed), h.Host+" is well", func() error { return h.well(ctx) }); err != nil {
+			r.violate(r.now(), "%v", err)
+			return
+		}
+	}
+	if err := r.talk(ctx); err != nil {
+		r.violate(r.now(), "%v", err)
+	}
+}
+
+// talk waits until every resident pod of what is held has heard each other one.
+func (r *run) talk(ctx context.Context) error {
+	type pair struct{ from, to netip.Addr }
+	since := r.zero + r.now()
+	want := map[pair]string{}
+	for _, a := range r.nodes() {
+		for _, b := range r.nodes() {
+			from, to := a.resident(), b.resident()
+			if a != b && from.IsValid() && to.IsValid() {
+				want[pair{from, to}] = fmt.Sprintf("%s on %s does not reach %s on %s", from, a.Host, to, b.Host)
+			}
+		}
+	}
+	if r.probes.Packets() == nil {
+		return nil // nothing is collected yet
+	}
+	seen := 0
+	return eventually(ctx, talkTime, "all pods talk", func() error {
+		all := r.probes.Packets()
+		for _, p := range all[min(seen, len(all)):] {
+			if p.Sent >= since && p.Source == p.From.Addr {
+				delete(want, pair{p.From.Addr, p.To.Addr})
+			}
+		}
+		seen = len(all)
+		for _, text := range want {
+			return fmt.Errorf("%s (and %d more)", text, len(want)-1)
+		}
+		return nil
+	})
+}
+
+// resident is the address of the pod that stays, in what the node holds.
+func (h *host) resident() netip.Addr {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, p := range h.pods {
+		if p.stays && h.holds.Contains(p.addr.Addr()) {
+			return p.addr.Addr()
+		}
+	}
+	return netip.Addr{}
+}
+
+// judge stops what goes on, and looks at everything.
+func (r *run) judge(ctx context.Context) {
+	r.finish()
+	for _, h := range r.nodes() {
+		if err := eventually(ctx, bookTime, "the books agree", func() error { return h.kept(ctx) }); err != nil {
+			r.violate(r.now(), "%v", err)
+		}
+		if loud := h.loud(); loud != "" {
+			r.violate(r.now(), "%s", loud)
+		}
+	}
+	history, foreign, err := r.recorder.Stop(ctx)
+	if err != nil {
+		r.broken("the history", err)
+	}
+	evidence := ownership.Evidence{Prefix: prefix, History: history, Foreign: foreign,
+		Packets: r.probes.Packets(), Samples: r.sampler.Samples()}
+	for _, v := range ownership.Judge(evidence) {
+		at := v.At - r.zero
+		if v.At == 0 {
+			at = r.now()
+		}
+		r.violate(at, "%s", v)
+	}
+	events := 0
+	for _, l := range history.Lives {
+		events += len(l.Events)
+	}
+	r.evidence = fmt.Sprintf("%d events of etcd in %d lives, %d packets, %d looks at fences", events, len(history.Lives), len(evidence.Packets), len(evidence.Samples))
+}
+
+// facts are what a verdict tells of a run that was well.
+func (r *run) facts() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return fmt.Sprintf("%s, %d pods added, %d refused, %d deleted", r.evidence, r.counts.adds, r.counts.refused, r.counts.dels)
+}
+
+// ok says that nothing was found.
+func (v verdict) ok() bool { return len(v.found) == 0 }
+
+// rerun is the command that does it again.
+func (v verdict) rerun() string {
+	if v.schedule.Name != "" {
+		return "make test-fault SCHEDULE=" + v.schedule.Name
+	}
+	return fmt.Sprintf("make test-fault SEED=%d TIME=%s NODES=%d", v.schedule.Seed, v.schedule.Time, v.schedule.Nodes)
+}
+
+// String is the verdict in the fewest words: what was found first, when, and
+// which faults stood then.
+func (v verdict) String() string {
+	if v.ok() {
+		return fmt.Sprintf("verdict: well %s after the last fault; %s; took %s", v.well.Round(time.Second/10), v.facts, v.took.Round(time.Second))
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "verdict: %d violations; %s\n", len(v.found), v.facts)
+	for i, f := range v.found {
+		if i == fewViolations {
+			fmt.Fprintf(&b, "  and %d more\n", len(v.found)-i)
+			break
+		}
+		fmt.Fprintf(&b, "  at %.1fs: %s\n", f.at.Seconds(), f.text)
+		if i > 0 {
+			continue
+		}
+		for _, s := range v.around(f.at) {
+			fmt.Fprintf(&b, "    %s\n", s)
+		}
+	}
+	fmt.Fprintf(&b, "again: %s", v.rerun())
+	return b.String()
+}
+
+// around are the faults that stood at an instant or within two TTLs before it.
+func (v verdict) around(at time.Duration) []standing {
+	return slices.DeleteFunc(slices.Clone(v.stood), func(s standing) bool { return s.from > at || s.to != 0 && s.to+2*ttl < at })
+}
+
+func (s standing) String() string {
+	on := s.On
+	if s.Other != "" {
+		on += "/" + s.Other
+	}
+	return fmt.Sprintf("%s %s stood from %.1fs to %.1fs", s.Kind, on, s.from.Seconds(), s.to.Seconds())
+}
