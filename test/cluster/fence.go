@@ -109,6 +109,28 @@ func (f *Fence) Read() (subnet netip.Prefix, deadline time.Duration, err error) 
 	return prefixIn(b[subnetAt:]), deadline, nil
 }
 
+// Prolong sets the deadline behind the daemon's back: to the kernel it is then as
+// in a guest whose clocks have all stood still.
+func (f *Fence) Prolong(deadline time.Duration) error {
+	var state *ebpf.Map
+	if err := f.live.Lookup(uint32(0), &state); err != nil {
+		return fmt.Errorf("read map %s: %w", liveMap, err)
+	}
+	defer func() { _ = state.Close() }()
+	b, err := state.LookupBytes(uint32(0))
+	if err == nil && len(b) < stateEnd {
+		err = errors.ErrUnsupported
+	}
+	if err != nil {
+		return fmt.Errorf("read the state in map %s: %w", liveMap, err)
+	}
+	binary.NativeEndian.PutUint64(b, uint64(deadline))
+	if err := state.Put(uint32(0), b); err != nil {
+		return fmt.Errorf("write the state in map %s: %w", liveMap, err)
+	}
+	return nil
+}
+
 // Network returns the IPv4 network that the fence goes by.
 func (f *Fence) Network() (netip.Prefix, error) {
 	b, err := f.state()

@@ -157,12 +157,14 @@ func (h *host) every(ctx context.Context, d time.Duration, f func()) {
 // live looks at the node and sees to it that it has a pod in what it holds: one
 // that is stranded stays, and goes on sending.
 func (h *host) live(ctx context.Context) {
-	h.every(ctx, lookEvery, func() {
-		h.look(ctx)
-		if h.lacks() {
-			_ = h.reside(ctx) // the next look tries again, and the end tells
-		}
-	})
+	h.every(ctx, lookEvery, func() { h.furnish(ctx) })
+}
+
+func (h *host) furnish(ctx context.Context) {
+	h.look(ctx)
+	if h.lacks() {
+		_ = h.reside(ctx) // the next look tries again, and the end tells
+	}
 }
 
 // lacks says that no resident pod is in the subnet that the node holds.

@@ -163,5 +163,8 @@ func (s standing) String() string {
 	if s.Other != "" {
 		on += "/" + s.Other
 	}
+	if s.missed != "" {
+		return fmt.Sprintf("%s %s at %.1fs missed: %s", s.Kind, on, s.from.Seconds(), s.missed)
+	}
 	return fmt.Sprintf("%s %s stood from %.1fs to %.1fs", s.Kind, on, s.from.Seconds(), s.to.Seconds())
 }

@@ -64,6 +64,8 @@ type run struct {
 type standing struct {
 	fault
 	from, to time.Duration
+	// missed is why it did not strike: the store was away.
+	missed string
 }
 
 // violation is something that must not be, in the run's time.
@@ -236,25 +238,10 @@ func (r *run) finish() {
 // strikeAll carries the schedule out; when it returns, all is healed.
 func (r *run) strikeAll(ctx context.Context) {
 	var all sync.WaitGroup
-	if r.needsBackup() {
-		all.Go(func() {
-			if !r.until(ctx, r.s.Backup) {
-				return
-			}
-			var err error
-			if r.backup, err = r.c.Etcd.Backup(ctx); err != nil {
-				r.broken("backup", err)
-			}
-		})
-	}
 	for _, f := range r.s.Faults {
 		all.Go(func() { r.strike(ctx, f) })
 	}
 	all.Wait()
-}
-
-func (r *run) needsBackup() bool {
-	return slices.ContainsFunc(r.s.Faults, func(f fault) bool { return f.Kind == "store-restored" })
 }
 
 // until waits for an instant of the run; false says that the test is over.
@@ -283,23 +270,42 @@ func (r *run) strike(ctx context.Context, f fault) {
 	at := len(r.stood)
 	r.stood = append(r.stood, standing{fault: f, from: r.now()})
 	r.mu.Unlock()
-	short, cancel := context.WithTimeout(ctx, strikeTime)
-	heal, err := how(short, f)
-	cancel()
-	if err != nil {
+	heal, err := how(ctx, f)
+	var missed string
+	switch {
+	case err != nil && away(err):
+		missed = err.Error()
+	case err != nil:
 		r.broken(f.Kind, err)
 	}
 	if heal != nil {
 		r.until(ctx, f.ends())
-		short, cancel := context.WithTimeout(ctx, strikeTime)
-		if err := heal(short); err != nil {
+		if err := r.mend(ctx, heal); err != nil {
 			r.broken("healing "+f.Kind, err)
 		}
-		cancel()
 	}
 	r.mu.Lock()
-	r.stood[at].to = r.now()
+	r.stood[at].to, r.stood[at].missed = r.now(), missed
 	r.mu.Unlock()
+}
+
+// mend heals, and tries again for as long as the store does not answer.
+func (r *run) mend(ctx context.Context, heal heal) error {
+	for until := r.now() + strikeTime; ; {
+		short, cancel := context.WithTimeout(ctx, callTime)
+		err := heal(short)
+		cancel()
+		if err == nil || !away(err) || r.now() > until || !r.until(ctx, r.now()+lookEvery) {
+			return err
+		}
+	}
+}
+
+// away says that the store did not answer, or not yet again.
+func away(err error) bool {
+	text := err.Error()
+	return errors.Is(err, context.DeadlineExceeded) || strings.Contains(text, context.DeadlineExceeded.Error()) ||
+		strings.Contains(text, "etcdserver: ") || strings.Contains(text, "Unavailable") || strings.Contains(text, "nobody leads")
 }
 
 // broken is for what the run could not do: the verdict says so, since a fault

@@ -37,9 +37,7 @@ type schedule struct {
 	// Nodes is how many there are, Members how many members the store has, Pool
 	// how many subnets the network has.
 	Nodes, Members, Pool int
-	// Backup is when the snapshot is made that a restored store gets.
-	Backup time.Duration
-	Faults []fault
+	Faults               []fault
 }
 
 func (s schedule) String() string {
@@ -78,6 +76,7 @@ const (
 	onMember                   // a member of the store
 	onStore                    // the store as a whole, all members
 	onConfig                   // what the cluster has in common
+	onClone                    // the machine beside the nodes
 )
 
 // kind is a kind of fault: what it strikes, how long it stands, and in stores of
@@ -125,6 +124,9 @@ func kinds() []kind {
 		{"disk-full", onProxied, below, long, 0},
 		{"foreign-write", onNode, beyond, long, 0},
 		{"released", onNode, short, below, 0},
+		{"answers-slow", onProxied, below, long, 0},
+		{"proofs-lost", onProxied, below, long, 0},
+		{"newcomer", onClone, beyond, long, 0},
 		{"ttl-changed", onConfig, below, long, 0},
 		{"compacted", onNode, below, long, 0},
 		{"space-alarm", onStore, short, below, 0},
@@ -135,6 +137,7 @@ func kinds() []kind {
 		{"member-replaced", onMember, below, below, 3},
 		{"leader-cut", onStore, short, long, 3},
 		{"leader-moved", onStore, short / 2, short / 2, 3},
+		{"store-saved", onStore, short, short, 1},
 		{"store-wiped", onStore, below, below, 1},
 		{"store-restored", onStore, below, below, 1},
 	}
@@ -153,7 +156,6 @@ func plan(seed uint64, length time.Duration, nodes int) schedule {
 	if chance.IntN(2) == 0 {
 		s.Pool = 2 * nodes
 	}
-	s.Backup = time.Duration(chance.Int64N(int64(length)/4 + 1))
 	var deck []kind
 	for at, vain := time.Second/2, 0; vain < 200; {
 		if len(deck) == 0 {
@@ -197,6 +199,8 @@ func (s schedule) draw(chance *rand.Rand, k kind, at time.Duration) fault {
 		f.On, f.Other = nodeName(i), nodeName((i+1+chance.IntN(s.Nodes-1))%s.Nodes)
 	case onMember:
 		f.On = memberName(chance.IntN(s.Members))
+	case onClone:
+		f.On = cloneName
 	}
 	return f
 }
@@ -205,6 +209,9 @@ func (s schedule) draw(chance *rand.Rand, k kind, at time.Duration) fault {
 // many at once, one on a machine at a time, and one on the store.
 func (s schedule) room(f fault) bool {
 	beside := 0
+	if f.Kind == "store-restored" && !slices.ContainsFunc(s.Faults, func(o fault) bool { return o.Kind == "store-saved" && o.ends() < f.At }) {
+		return false // there would be nothing to restore
+	}
 	for _, o := range s.Faults {
 		// What was healed needs a moment before the same machine is struck again.
 		if f.At > o.ends()+short/2 || o.At > f.ends()+short/2 {
@@ -240,7 +247,7 @@ func (f fault) takes() []string {
 	switch f.Kind {
 	case "state-cloned":
 		all = append(all, cloneName, "memory")
-	case "state-lost", "acquire-late", "store-wiped", "store-restored":
+	case "state-lost", "commits-late", "replies-lost", "newcomer", "store-wiped", "store-restored":
 		// A newcomer in the moment in which a store has forgotten is one of the
 		// limits under which the promise stands (README).
 		all = append(all, "memory")

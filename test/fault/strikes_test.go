@@ -9,12 +9,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sys/unix"
 
+	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/test/cluster"
 	"github.com/tenure-cni/tenure/test/lab"
 	"github.com/tenure-cni/tenure/test/lab/etcdproxy"
@@ -60,6 +62,13 @@ func (r *run) strikes() map[string]func(context.Context, fault) (heal, error) {
 		"member-replaced": r.memberReplaced,
 		"leader-cut":      r.leaderCut,
 		"leader-moved":    r.leaderMoved,
+		"answers-slow":    r.answersSlow,
+		"proofs-lost":     r.proofsLost,
+		"newcomer":        r.newcomer,
+		"key-deleted":     r.keyDeleted,
+		"clocks-stopped":  r.clocksStopped,
+		"move-lost":       r.moveLost,
+		"store-saved":     r.storeSaved,
 		"store-wiped":     r.storeWiped,
 		"store-restored":  r.storeRestored,
 	}
@@ -94,20 +103,30 @@ func (r *run) stateCloned(ctx context.Context, f fault) (heal, error) {
 	if err := errors.Join(empty(c.StateDir), os.CopyFS(c.StateDir, os.DirFS(h.StateDir))); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	c.args = []string{"--node-name=" + h.Host}
+	return r.guest(ctx, "--node-name="+h.Host)
+}
+
+// newcomer starts another machine, which nobody knows.
+func (r *run) newcomer(ctx context.Context, _ fault) (heal, error) {
+	if err := empty(r.host(cloneName).StateDir); err != nil {
+		return nil, err
+	}
+	return r.guest(ctx)
+}
+
+// guest runs the machine beside the nodes for a while. It may come to hold
+// something, and then has a pod in it, as it may not.
+func (r *run) guest(ctx context.Context, args ...string) (heal, error) {
+	c := r.host(cloneName)
+	c.args = args
 	if err := c.start(ctx); err != nil {
 		return nil, err
 	}
 	done := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	go func() { // it may come to hold something, as it may not
+	go func() {
 		defer close(done)
-		c.every(ctx, lookEvery, func() {
-			c.look(ctx)
-			if held, _ := c.held(); held.IsValid() && c.lacks() {
-				_ = c.reside(ctx)
-			}
-		})
+		c.every(ctx, lookEvery, func() { c.furnish(ctx) })
 	}()
 	return func(context.Context) error {
 		cancel()
@@ -273,6 +292,86 @@ func (r *run) eventsLost(_ context.Context, f fault) (heal, error) {
 	}, nil
 }
 
+// answersSlow lets every answer take nearly as long as its call may, and half
+// that: the one to a call that was made twice comes in time.
+func (r *run) answersSlow(_ context.Context, f fault) (heal, error) {
+	rules := r.rules(f, func(p *etcdproxy.Proxy) *etcdproxy.Rule {
+		return p.Delay(etcdproxy.Always, func(method string, _ any) bool { return method != pb.Watch_Watch_FullMethodName }, etcdproxy.Reply, ttl/4)
+	})
+	return func(context.Context) error { remove(rules); return nil }, nil
+}
+
+// proofsLost loses what the watch shows and every transaction's answer; leases
+// are renewed.
+func (r *run) proofsLost(ctx context.Context, f fault) (heal, error) {
+	rules := r.rules(f, func(p *etcdproxy.Proxy) *etcdproxy.Rule {
+		return p.DropReply(etcdproxy.Always, etcdproxy.Method(pb.KV_Txn_FullMethodName), etcdproxy.Fail)
+	})
+	see, err := r.eventsLost(ctx, f)
+	return func(ctx context.Context) error { remove(rules); return see(ctx) }, err
+}
+
+// keyDeleted deletes a node's key by hand, which nobody should: the promise does
+// not hold between that and the moment in which the node hears of it.
+func (r *run) keyDeleted(ctx context.Context, f fault) (heal, error) {
+	held, _ := r.host(f.On).held()
+	gone, err := r.client.Delete(ctx, cluster.SubnetKey(held.String()))
+	if err == nil {
+		r.recorder.Foreign(gone.Header.Revision, "the key of "+f.On+" is deleted")
+	}
+	return nil, err
+}
+
+// clocksStopped is a guest that is paused with every clock it has, and goes on:
+// to its kernel no time has passed. The daemon has not run yet.
+func (r *run) clocksStopped(_ context.Context, f fault) (heal, error) {
+	h := r.host(f.On)
+	if err := h.Signal(unix.SIGSTOP); err != nil {
+		return nil, err
+	}
+	h.close() // its own fence is not what is judged
+	fence, err := cluster.FindFence(h.Pid())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = fence.Close() }()
+	return func(context.Context) error { return h.Signal(unix.SIGCONT) }, fence.Prolong(cluster.BootTime() + f.For + ttl)
+}
+
+// moveLost changes the TTL to a shorter one, loses the answer to the write that
+// moves the key of a node to its new lease, and parts it from etcd.
+func (r *run) moveLost(ctx context.Context, f fault) (heal, error) {
+	const longer = 8 * time.Second
+	if err := r.configure(ctx, longer); err != nil {
+		return nil, err
+	}
+	h := r.host(f.On)
+	if _, err := h.WaitState(ctx, "has the longer lease", func(s *api.Status) bool {
+		return s.Lease != nil && s.Lease.TTLSeconds == int64(longer/time.Second) && s.State == api.StateHeld
+	}); err != nil {
+		return nil, err
+	}
+	rules := r.rules(f, func(p *etcdproxy.Proxy) *etcdproxy.Rule {
+		return p.DropReply(etcdproxy.Always, writes(), etcdproxy.Fail)
+	})
+	if err := r.configure(ctx, ttl); err != nil {
+		return nil, err
+	}
+	err := eventually(ctx, 2*longer, "the key moves", func() error {
+		for _, rule := range rules {
+			if rule.Hits() > 0 {
+				return nil
+			}
+		}
+		return errors.New("no write came")
+	})
+	err = errors.Join(err, h.Partition(ctx, lab.CutEtcd, true))
+	return func(ctx context.Context) error {
+		remove(rules)
+		return h.Partition(ctx, lab.CutEtcd, false)
+	}, err
+}
+
 // diskFull fills the node's run directory to the last byte.
 func (r *run) diskFull(_ context.Context, f fault) (heal, error) {
 	name := filepath.Join(r.host(f.On).RunDir, "filler")
@@ -347,11 +446,13 @@ func (r *run) tenurectl(ctx context.Context, args ...string) error {
 }
 
 func (r *run) ttlChanged(ctx context.Context, _ fault) (heal, error) {
-	put := func(ctx context.Context, ttl string) error {
-		_, err := r.client.Put(ctx, prefix+"/config", strings.Replace(r.network(0), `"0s"`, strconv.Quote(ttl), 1))
-		return err
-	}
-	return func(ctx context.Context) error { return put(ctx, ttl.String()) }, put(ctx, "8s")
+	return func(ctx context.Context) error { return r.configure(ctx, ttl) }, r.configure(ctx, 8*time.Second)
+}
+
+// configure asks for leases of another length.
+func (r *run) configure(ctx context.Context, ttl time.Duration) error {
+	_, err := r.client.Put(ctx, prefix+"/config", r.network(ttl))
+	return err
 }
 
 // compacted forgets what a node that is cut off has not seen.
@@ -491,6 +592,13 @@ func (r *run) leaderMoved(ctx context.Context, _ fault) (heal, error) {
 			break
 		}
 	}
+	return nil, err
+}
+
+// storeSaved makes the snapshot that a restored store gets.
+func (r *run) storeSaved(ctx context.Context, _ fault) (heal, error) {
+	backup, err := r.c.Etcd.Backup(ctx)
+	r.backup = backup
 	return nil, err
 }
 
