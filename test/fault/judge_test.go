@@ -48,9 +48,6 @@ func (r *run) talk(ctx context.Context) error {
 			}
 		}
 	}
-	if r.probes.Packets() == nil {
-		return nil // nothing is collected yet
-	}
 	seen := 0
 	return eventually(ctx, talkTime, "all pods talk", func() error {
 		all := r.probes.Packets()
@@ -95,7 +92,7 @@ func (r *run) judge(ctx context.Context) {
 		r.broken("the history", err)
 	}
 	evidence := ownership.Evidence{Prefix: prefix, History: history, Foreign: foreign,
-		Packets: r.probes.Packets(), Samples: r.sampler.Samples()}
+		Packets: r.probes.Packets(), Samples: r.sampler.Samples(), Ops: r.ops.All()}
 	for _, v := range ownership.Judge(evidence) {
 		at := v.At - r.zero
 		if v.At == 0 {

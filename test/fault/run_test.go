@@ -46,6 +46,7 @@ type run struct {
 	recorder *ownership.Recorder
 	probes   *ownership.Probes
 	sampler  *ownership.Sampler
+	ops      *ownership.Ops // of the nodes behind proxies
 	backup   string
 
 	work sync.WaitGroup // what goes on beside the schedule
@@ -139,6 +140,7 @@ func (r *run) build(ctx context.Context) {
 	}
 	r.recorder = recorder
 	r.probes, r.sampler = ownership.NewProbes(probeEvery), ownership.NewSampler(sampleEvery)
+	r.ops = ownership.NewOps(prefix)
 	for i, n := range r.c.Nodes {
 		h := &host{Node: n, run: r, clone: n.Host == cloneName}
 		if !h.clone && proxied(i) {
@@ -169,6 +171,7 @@ func (r *run) shelter(ctx context.Context, h *host) {
 	var urls []string
 	for i, m := range r.c.EtcdMembers() {
 		p := etcdproxy.StartIn(ctx, r.t, h.Node, fmt.Sprintf("127.0.0.1:%d", 12379+i), m.URL())
+		p.Delay(etcdproxy.Always, r.ops.Tap(h.Host), etcdproxy.Request, 0) // listens only
 		h.proxies, urls = append(h.proxies, p), append(urls, p.URL())
 	}
 	h.args = []string{"--etcd-endpoints=" + strings.Join(urls, ",")}

@@ -605,15 +605,16 @@ func (r *run) storeSaved(ctx context.Context, _ fault) (heal, error) {
 // storeWiped throws the only member's data away; the operator births the cluster
 // again with the word that it is after a loss.
 func (r *run) storeWiped(ctx context.Context, f fault) (heal, error) {
-	err := r.recorder.End(ctx)
-	// By chance, as it was drawn: another cluster ID, or the same one.
-	err = errors.Join(err, r.c.Etcd.Wipe(ctx, f.At/(short/10)%2 == 0))
-	if err == nil {
-		err = r.recorder.Begin(ctx, r.connect(), ownership.Wiped, 0)
-	}
-	return func(ctx context.Context) error {
-		return r.tenurectl(ctx, "init", "--after-loss", "--network-config="+r.network(ttl))
-	}, err
+	return r.bornAgain, r.alone(ctx, func() error {
+		err := r.recorder.End(ctx)
+		// By chance, as it was drawn: another cluster ID, or the same one.
+		err = errors.Join(err, r.c.Etcd.Wipe(ctx, f.At/(short/10)%2 == 0))
+		return errors.Join(err, r.recorder.Begin(ctx, r.connect(), ownership.Wiped, 0))
+	})
+}
+
+func (r *run) bornAgain(ctx context.Context) error {
+	return r.tenurectl(ctx, "init", "--after-loss", "--network-config="+r.network(ttl))
 }
 
 // storeRestored puts the snapshot back that was made earlier.
@@ -621,16 +622,25 @@ func (r *run) storeRestored(ctx context.Context, _ fault) (heal, error) {
 	if r.backup == "" {
 		return nil, errors.New("there is no snapshot yet")
 	}
-	err := r.recorder.End(ctx)
-	err = errors.Join(err, r.c.Etcd.Restore(ctx, r.backup))
+	return r.bornAgain, r.alone(ctx, func() error {
+		if err := errors.Join(r.recorder.End(ctx), r.c.Etcd.Restore(ctx, r.backup)); err != nil {
+			return err
+		}
+		client := r.connect()
+		now, err := client.Get(ctx, "any")
+		if err != nil {
+			return err
+		}
+		return r.recorder.Begin(ctx, client, ownership.Restored, now.Header.Revision)
+	})
+}
+
+// alone does something to the store while no node reaches it: between what the
+// recorder has seen and the end of a life nobody may write.
+func (r *run) alone(ctx context.Context, f func() error) error {
+	through, err := drop(ctx, r.c.Etcd, "INPUT", "-i", "eth0", "!", "-s", "192.0.2.1", "-p", "tcp", "--dport", "2379")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	now, err := r.client.Get(ctx, "any")
-	if err == nil {
-		err = r.recorder.Begin(ctx, r.connect(), ownership.Restored, now.Header.Revision)
-	}
-	return func(ctx context.Context) error {
-		return r.tenurectl(ctx, "init", "--after-loss", "--network-config="+r.network(ttl))
-	}, err
+	return errors.Join(f(), through(ctx))
 }
