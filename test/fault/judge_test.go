@@ -98,7 +98,7 @@ func (r *run) judge(ctx context.Context) {
 		if v.At == 0 {
 			at = r.now()
 		}
-		r.violate(at, "%s", v)
+		r.count(func() { r.found = append(r.found, violation{at, v.Rule, v.String()}) })
 	}
 	events := 0
 	for _, l := range history.Lives {

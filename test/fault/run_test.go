@@ -69,9 +69,11 @@ type standing struct {
 	missed string
 }
 
-// violation is something that must not be, in the run's time.
+// violation is something that must not be, in the run's time. rule is what it
+// breaks of the promise, empty where it breaks none.
 type violation struct {
 	at   time.Duration
+	rule ownership.Rule
 	text string
 }
 
@@ -114,7 +116,7 @@ func (r *run) now() time.Duration { return cluster.BootTime() - r.zero }
 func (r *run) violate(at time.Duration, format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.found = append(r.found, violation{at, fmt.Sprintf(format, args...)})
+	r.found = append(r.found, violation{at: at, text: fmt.Sprintf(format, args...)})
 }
 
 // network is the network config with leases of that length.
@@ -156,7 +158,7 @@ func (r *run) build(ctx context.Context) {
 		}
 	}
 	if err := r.each(func(h *host) error { return h.greet(ctx) }); err != nil {
-		t.Fatal(err)
+		r.violate(0, "the cluster does not begin: %v", err)
 	}
 	for _, h := range r.nodes() {
 		r.work.Go(func() { h.live(ctx) })
