@@ -13,14 +13,16 @@ BUILD := $(GO) build -trimpath -buildvcs=false
 STAMP := -X main.version=$(VERSION)
 TOOLS := $(CURDIR)/bin/tools
 
+FAULT := $(GO) test -buildvcs=false -count=1 -timeout 0 -v ./test/fault -run
+
 # Under sudo, what was built is handed to the user who will build again.
 GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then for d in bin dist; do [ ! -e $$d ] || chown -R "$$SUDO_UID:$$SUDO_GID" $$d; done; fi
 
 .DEFAULT_GOAL := build
-.PHONY: help build tools demo test test-long test-short fuzz lint man vulncheck bench bench-scale lab-up lab-down install packages clean go root
+.PHONY: help build tools demo test test-long test-fault test-soak test-mutants test-short fuzz lint man vulncheck bench bench-scale lab-up lab-down install packages clean go root
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-19s %s\n", $$1, $$2}'
 
 build: go ## the four static programs, in bin/
 	@mkdir -p bin
@@ -46,6 +48,21 @@ test-long: root ## all tests, some of them at full length: hours (root)
 	@./scripts/deps test
 	@$(MAKE) --no-print-directory build tools $(TOOLS)/nfpm
 	CGO_ENABLED=1 TENURE_LONG=1 $(GO) run -buildvcs=false ./scripts/gotest -race -timeout 8h -p 1 -parallel 8 ./...
+
+test-fault: root ## faults by schedule: SEED= TIME= NODES= for one run, else those of CI (root)
+	@./scripts/deps test
+	@$(MAKE) --no-print-directory build tools
+	TENURE_SEED=$(SEED) TENURE_TIME=$(TIME) TENURE_NODES=$(NODES) TENURE_SCHEDULE=$(SCHEDULE) $(FAULT) $(if $(SCHEDULE),TestNamed,TestFaults)
+
+test-soak: root ## runs of faults with random seeds for TIME= (30m), then a table (root)
+	@./scripts/deps test
+	@$(MAKE) --no-print-directory build tools
+	TENURE_SOAK=1 TENURE_TIME=$(TIME) $(FAULT) TestFaults
+
+test-mutants: root ## break the product in each of many ways: the faults must show it (root)
+	@./scripts/deps test
+	@$(MAKE) --no-print-directory build tools
+	TENURE_MUTANTS=$(or $(MUTANTS),all) $(FAULT) TestMutants
 
 test-short: go ## the tests that need neither root nor a C compiler
 	CGO_ENABLED=0 $(GO) test -short ./...

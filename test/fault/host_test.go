@@ -92,7 +92,7 @@ func (h *host) kill() {
 
 // greet waits until the node holds a subnet, and gives it its first pod.
 func (h *host) greet(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, healTime)
+	ctx, cancel := context.WithTimeout(ctx, h.run.patience)
 	defer cancel()
 	if _, err := h.WaitState(ctx, "holds a subnet", func(s *api.Status) bool { return s.State == api.StateHeld }); err != nil {
 		return err

@@ -25,7 +25,7 @@ const (
 func (r *run) settle(ctx context.Context) {
 	healed := r.now()
 	for _, h := range r.nodes() {
-		if err := eventually(ctx, healTime-(r.now()-healed), h.Host+" is well", func() error { return h.well(ctx) }); err != nil {
+		if err := eventually(ctx, r.patience-(r.now()-healed), h.Host+" is well", func() error { return h.well(ctx) }); err != nil {
 			r.violate(r.now(), "%v", err)
 			return
 		}
@@ -76,9 +76,8 @@ func (h *host) resident() netip.Addr {
 	return netip.Addr{}
 }
 
-// judge stops what goes on, and looks at everything.
-func (r *run) judge(ctx context.Context) {
-	r.finish()
+// audit looks at ledgers, kernels and logs, once nothing goes on any more.
+func (r *run) audit(ctx context.Context) {
 	for _, h := range r.nodes() {
 		if err := eventually(ctx, bookTime, "the books agree", func() error { return h.kept(ctx) }); err != nil {
 			r.violate(r.now(), "%v", err)
@@ -87,6 +86,10 @@ func (r *run) judge(ctx context.Context) {
 			r.violate(r.now(), "%s", loud)
 		}
 	}
+}
+
+// judge lets the checker look at everything that was collected.
+func (r *run) judge(ctx context.Context) {
 	history, foreign, err := r.recorder.Stop(ctx)
 	if err != nil {
 		r.broken("the history", err)
@@ -114,8 +117,18 @@ func (r *run) facts() string {
 	return fmt.Sprintf("%s, %d pods added, %d refused, %d deleted", r.evidence, r.counts.adds, r.counts.refused, r.counts.dels)
 }
 
-// ok says that nothing was found.
-func (v verdict) ok() bool { return len(v.found) == 0 }
+// ok says that the run was carried out and nothing was found.
+func (v verdict) ok() bool { return v.took > 0 && len(v.found) == 0 }
+
+// missed is how many faults did not strike.
+func (v verdict) missed() (n int) {
+	for _, s := range v.stood {
+		if s.missed != "" {
+			n++
+		}
+	}
+	return n
+}
 
 // rerun is the command that does it again.
 func (v verdict) rerun() string {
@@ -129,7 +142,7 @@ func (v verdict) rerun() string {
 // which faults stood then.
 func (v verdict) String() string {
 	if v.ok() {
-		return fmt.Sprintf("verdict: well %s after the last fault; %s; took %s", v.well.Round(time.Second/10), v.facts, v.took.Round(time.Second))
+		return fmt.Sprintf("verdict: well %s after the last fault; %d of %d faults missed; %s; took %s", v.well.Round(time.Second/10), v.missed(), len(v.stood), v.facts, v.took.Round(time.Second))
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "verdict: %d violations; %s\n", len(v.found), v.facts)

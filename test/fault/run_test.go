@@ -37,10 +37,12 @@ const (
 type run struct {
 	t       *testing.T
 	s       schedule
-	program string // the tenured to run; empty is the built one
-	c       *cluster.Cluster
-	hosts   []*host // by their numbers, then the clone
-	zero    time.Duration
+	program string // the broken tenured to run; empty is the built one
+	// patience is how long the cluster may take to be well.
+	patience time.Duration
+	c        *cluster.Cluster
+	hosts    []*host // by their numbers, then the clone
+	zero     time.Duration
 
 	client   *clientv3.Client // for what the run does to the store
 	recorder *ownership.Recorder
@@ -94,14 +96,23 @@ func conduct(t *testing.T, s schedule, program string) verdict {
 	t.Helper()
 	t.Logf("%s", s)
 	began := time.Now()
-	r := &run{t: t, s: s, program: program, stop: make(chan struct{})}
+	r := &run{t: t, s: s, program: program, patience: healTime, stop: make(chan struct{})}
+	if program != "" { // what is broken need not become well
+		r.patience = 2 * ttl
+	}
 	ctx := cluster.Context(t, s.Time+4*time.Minute)
 	r.build(ctx)
 	r.strikeAll(ctx)
 	v := verdict{schedule: s}
 	healed := time.Now()
-	r.settle(ctx)
+	if program == "" {
+		r.settle(ctx)
+	}
 	v.well = time.Since(healed)
+	r.finish()
+	if program == "" {
+		r.audit(ctx)
+	}
 	r.judge(ctx)
 	v.took = time.Since(began)
 	v.found, v.stood, v.facts = r.found, r.stood, r.facts()
