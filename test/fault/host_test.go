@@ -301,15 +301,31 @@ func (h *host) well(ctx context.Context) error {
 		return fmt.Errorf("%s is %s, ready %t: %s; problems %+v", h.Host, s.State, s.Ready, s.Reason, s.Problems)
 	}
 	for _, o := range h.run.nodes() {
-		ok := o == h || slices.ContainsFunc(s.Peers, func(p api.Peer) bool { return p.Node == o.Host && p.State == api.PeerProgrammed })
+		held, _ := o.held()
+		ok := o == h || slices.ContainsFunc(s.Peers, func(p api.Peer) bool {
+			return p.Node == o.Host && p.Subnet == held.String() && p.State == api.PeerProgrammed
+		})
 		if !ok {
-			return fmt.Errorf("%s has not programmed %s: %+v", h.Host, o.Host, s.Peers)
+			return fmt.Errorf("%s has not programmed %s on %s: %+v", h.Host, o.Host, held, s.Peers)
 		}
 	}
 	if h.lacks() {
 		return fmt.Errorf("%s has no pod in %s", h.Host, s.Subnet)
 	}
 	return nil
+}
+
+// tables are what the node's kernel has of the overlay, for verdicts.
+func (h *host) tables(ctx context.Context) string {
+	peers, err := cluster.KernelPeers(ctx, h)
+	held, epoch := h.held()
+	text := fmt.Sprintf("%s (%s, epoch %d): %+v, %v", h.Host, held, epoch, peers, err)
+	if f, err := cluster.FindFence(h.Pid()); err == nil {
+		live, deadline, err := f.Read()
+		text += fmt.Sprintf(", fence %s for %s, %v", live, deadline-cluster.BootTime(), err)
+		_ = f.Close()
+	}
+	return text
 }
 
 // kept is nil if ledger, kernel and daemon agree about which pods there are.

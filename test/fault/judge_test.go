@@ -31,7 +31,11 @@ func (r *run) settle(ctx context.Context) {
 		}
 	}
 	if err := r.talk(ctx); err != nil {
-		r.violate(r.now(), "%v", err)
+		at := r.now()
+		for _, h := range r.nodes() {
+			err = fmt.Errorf("%w\n    %s", err, h.tables(ctx))
+		}
+		r.violate(at, "%v", err)
 	}
 }
 
