@@ -442,6 +442,30 @@ func TestLateAnswersOfTheWatchConcludeNothing(t *testing.T) {
 	}
 }
 
+// TestAnotherStoreMetByAProof: a daemon that slept while the store was wiped, and
+// whose overlay has closed, hears of it by a proof. The list that follows shows
+// the store that is known by then, and everybody sees it.
+func TestAnotherStoreMetByAProof(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "n1", "http://192.0.2.1:2379")
+	e := h.engine()
+	e.fence = h.fence
+	of := func(store string, cluster uint64, revision int64) *Snapshot {
+		return &Snapshot{Revision: revision, ClusterID: cluster, Listed: true, Store: Versioned[Store]{Store{ID: store}, 1}}
+	}
+	e.adopt(of("before", 7, 100))
+	for _, now := range []*Snapshot{of("after", 8, 5), of("later", 8, 9), of("again", 8, 4)} {
+		if !e.meet(now.life()) {
+			t.Fatalf("%+v is taken for the store that is known", now.life())
+		}
+		e.observe(now) // the watch, begun anew
+		e.adopt(now)
+		if v := e.View(); v.Snapshot.Store.Value.ID != now.Store.Value.ID || hasProblem(v, storeWentBack) {
+			t.Errorf("everybody sees the store %s, known is %s; problems %v", v.Snapshot.Store.Value.ID, now.Store.Value.ID, v.Problems)
+		}
+	}
+}
+
 // TestSettleIsPutOnce: into the store that was judged, and over no other.
 func TestSettleIsPutOnce(t *testing.T) {
 	t.Parallel()

@@ -140,7 +140,10 @@ func (e *Engine) adopt(s *Snapshot) {
 		e.rewatch() // which may have resumed behind what went before; see overlooked
 	}
 	changed := e.meetLocked(s.life())
-	if changed || e.snapshot == nil || s.follows(e.snapshot) || e.forgot != nil && !e.forgot.settled {
+	// A proof may have met another store before any list did: then the snapshot
+	// is of the one before, and no watch can take its place.
+	left := e.snapshot != nil && !s.sameStore(e.snapshot)
+	if changed || left || e.snapshot == nil || s.follows(e.snapshot) || e.forgot != nil && !e.forgot.settled {
 		e.takeInLocked(s) // else the watch has told something later, of settle too
 		e.judgeLocked(s)
 	}
