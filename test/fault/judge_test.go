@@ -101,7 +101,7 @@ func (r *run) judge(ctx context.Context) {
 	evidence := ownership.Evidence{Prefix: prefix, History: history, Foreign: foreign,
 		Packets: r.probes.Packets(), Samples: r.sampler.Samples(), Ops: r.ops.All()}
 	for _, v := range ownership.Judge(evidence) {
-		at := v.At - r.zero
+		at := max(0, v.At-r.zero) // what was found while all began is of the beginning
 		if v.At == 0 {
 			at = r.now()
 		}

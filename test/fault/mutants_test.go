@@ -67,7 +67,7 @@ func mutants() []mutant {
 		f.cut(0)
 	}`, `	if subnets != f.live.subnets {
 		f.live.set(1 << 62)
-	}`}}, "join"},
+	}`}}, "slow-heir"},
 		{"fence-never-closes", []edit{{program, `asm.JGE.Reg(regNow, asm.R1, "drop"),`, ``}}, "away"},
 		{"token-unchecked", []edit{{program, `	if d == inward {
 		p = append(p, judgeToken(m)...)`, `	if d == inward && m == nil {
@@ -88,6 +88,9 @@ func named() []schedule {
 		// Slow answers, and then none for longer than a lease.
 		{Name: "slow", Time: 16 * s, Nodes: 3, Members: 1, Pool: 3, Faults: []fault{
 			at(s, 6*s, "answers-slow", "n2"), at(6*s, 9*s, "etcd-away", "n2"), at(7*s, 8*s, "newcomer", cloneName)}},
+		// A subnet is taken away, and the next one comes with slow answers.
+		{Name: "slow-heir", Time: 14 * s, Nodes: 2, Members: 1, Pool: 4, Faults: []fault{
+			at(s, 12*s, "answers-slow", "n2"), at(2*s, s, "released", "n2")}},
 		// Two nodes are away for longer than their leases, and somebody waits.
 		{Name: "away", Time: 11 * s, Nodes: 3, Members: 1, Pool: 3, Faults: []fault{
 			at(s, 9*s, "daemon-hung", "n1"), at(s, 9*s, "etcd-away", "n3"), at(2*s, 8*s, "newcomer", cloneName)}},
@@ -102,7 +105,7 @@ func named() []schedule {
 		{Name: "clone", Time: 8 * s, Nodes: 3, Members: 1, Pool: 6, Faults: []fault{at(s, 6*s, "state-cloned", "n1")}},
 		// The store is wiped while a holder is cut off, and somebody new comes.
 		{Name: "wiped", Time: 12 * s, Nodes: 3, Members: 1, Pool: 3, Faults: []fault{
-			at(2*s, 9*s, "etcd-away", "n1"), at(2100*time.Millisecond, s/2, "store-wiped", ""), at(s, 10*s, "newcomer", cloneName)}},
+			at(2*s, 9*s, "etcd-away", "n1"), at(2100*time.Millisecond, s/2, "store-wiped", ""), at(3500*time.Millisecond, 8*s, "newcomer", cloneName)}},
 		// A key moves to a shorter lease, its holder is not told and is cut off.
 		{Name: "move", Time: 24 * s, Nodes: 3, Members: 1, Pool: 3, Faults: []fault{
 			at(s, 22*s, "move-lost", "n2"), at(2*s, 21*s, "newcomer", cloneName)}},
@@ -111,7 +114,7 @@ func named() []schedule {
 			at(s, 7*s, "newcomer", cloneName), at(2500*time.Millisecond, 6*s, "etcd-away", "n1"), at(3*s, s, "released", "n1")}},
 		// A key is deleted by hand, and somebody waits for it.
 		{Name: "deleted", Time: 8 * s, Nodes: 3, Members: 1, Pool: 3, Faults: []fault{
-			at(s, 6*s, "newcomer", cloneName), at(3*s, s, "key-deleted", "n1")}},
+			at(s, 6*s, "newcomer", cloneName), at(3*s, 5*s, "key-deleted", "n1")}},
 		// A guest is paused with all its clocks, and its subnet goes to another.
 		{Name: "stopped", Time: 14 * s, Nodes: 3, Members: 1, Pool: 3, Faults: []fault{
 			at(s, 11*s, "clocks-stopped", "n1"), at(2*s, 10*s, "newcomer", cloneName)}},

@@ -311,15 +311,21 @@ func (r *run) proofsLost(ctx context.Context, f fault) (heal, error) {
 	return func(ctx context.Context) error { remove(rules); return see(ctx) }, err
 }
 
-// keyDeleted deletes a node's key by hand, which nobody should: the promise does
-// not hold between that and the moment in which the node hears of it.
+// keyDeleted deletes a node's key by hand, and keeps the subnet for another that
+// waits, which nobody should: the promise does not hold between that and the
+// moment in which the node hears of it.
 func (r *run) keyDeleted(ctx context.Context, f fault) (heal, error) {
 	held, _ := r.host(f.On).held()
-	gone, err := r.client.Delete(ctx, cluster.SubnetKey(held.String()))
+	key := cluster.SubnetKey(held.String())
+	kept := strings.Replace(key, "/subnets/", "/tenure/reservations/", 1)
+	gone, err := r.client.Txn(ctx).Then(clientv3.OpPut(kept, fmt.Sprintf(`{"Node":%q}`, cloneName)), clientv3.OpDelete(key)).Commit()
 	if err == nil {
 		r.recorder.Foreign(gone.Header.Revision, "the key of "+f.On+" is deleted")
 	}
-	return nil, err
+	return func(ctx context.Context) error {
+		_, err := r.client.Delete(ctx, kept)
+		return err
+	}, err
 }
 
 // clocksStopped is a guest that is paused with every clock it has, and goes on:
