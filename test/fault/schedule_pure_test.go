@@ -29,7 +29,7 @@ func TestPlan(t *testing.T) {
 				t.Errorf("seed %d: %v, of a schedule of %s", seed, f, s.Time)
 			}
 			for _, o := range s.Faults[:i] {
-				if f.Kind != "store-restored" && !(schedule{Faults: []fault{o}}).room(f) {
+				if f.Kind != "store-restored" && !(schedule{Nodes: s.Nodes, Faults: []fault{o}}).room(f) {
 					t.Errorf("seed %d: %v beside %v", seed, f, o)
 				}
 			}

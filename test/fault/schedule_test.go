@@ -15,6 +15,8 @@ type fault struct {
 	// On is the node or member that it strikes, Other the second of two nodes;
 	// empty where it strikes the store or the cluster.
 	On, Other string
+
+	needs []string // what no other fault may strike meanwhile, of a drawn one
 }
 
 func (f fault) String() string {
@@ -143,9 +145,6 @@ func kinds() []kind {
 	}
 }
 
-// most is how many faults stand at the same time.
-const most = 3
-
 // plan draws a schedule; the same arguments give the same one.
 func plan(seed uint64, length time.Duration, nodes int) schedule {
 	chance := rand.New(rand.NewPCG(seed, 0))
@@ -157,25 +156,45 @@ func plan(seed uint64, length time.Duration, nodes int) schedule {
 		s.Pool = 2 * nodes
 	}
 	var deck []kind
-	for at, vain := time.Second/2, 0; vain < 200; {
+	for at := time.Second / 2; at < length; {
 		if len(deck) == 0 {
 			deck = fits(kinds(), s.Members)
 			chance.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
+			if s.Members == 1 { // what only such a store can have comes early
+				deck = early(deck, "store-saved", "store-restored", "store-wiped")
+			}
 		}
-		k := deck[0]
-		f := s.draw(chance, k, at)
-		if f.ends() > length || !s.room(f) {
-			// Another kind may fit, or this one a moment later.
-			deck = append(deck[1:], k)
+		i, f := s.next(chance, deck, at)
+		if i < 0 { // a moment later there may be room
 			at += 100 * time.Millisecond
-			vain++
 			continue
 		}
-		deck, vain = deck[1:], 0
+		deck = slices.Delete(deck, i, i+1)
 		s.Faults = append(s.Faults, f)
 		at += time.Duration(chance.Int64N(int64(1500 * time.Millisecond)))
 	}
 	return s
+}
+
+// next is the first of the deck for which there is room, and where it was; -1 if
+// there is none.
+func (s schedule) next(chance *rand.Rand, deck []kind, at time.Duration) (int, fault) {
+	for i, k := range deck {
+		if f := s.draw(chance, k, at); f.ends() <= s.Time && s.room(f) {
+			return i, f
+		}
+	}
+	return -1, fault{}
+}
+
+// early puts kinds into the front of the deck, every third.
+func early(deck []kind, names ...string) []kind {
+	for i, name := range names {
+		at := slices.IndexFunc(deck, func(k kind) bool { return k.name == name })
+		k := deck[at]
+		deck = slices.Insert(slices.Delete(deck, at, at+1), 3*i, k)
+	}
+	return deck
 }
 
 // fits are the kinds that a store of so many members can have.
@@ -202,13 +221,14 @@ func (s schedule) draw(chance *rand.Rand, k kind, at time.Duration) fault {
 	case onClone:
 		f.On = cloneName
 	}
+	f.needs = needs(k, f)
 	return f
 }
 
 // room says whether a fault can stand beside those that are planned: not too
 // many at once, one on a machine at a time, and one on the store.
 func (s schedule) room(f fault) bool {
-	beside := 0
+	beside := 0 // faults that stand at the same time
 	if f.Kind == "store-restored" && !slices.ContainsFunc(s.Faults, func(o fault) bool { return o.Kind == "store-saved" && o.ends() < f.At }) {
 		return false // there would be nothing to restore
 	}
@@ -218,30 +238,25 @@ func (s schedule) room(f fault) bool {
 			continue
 		}
 		beside++
-		if slices.ContainsFunc(f.takes(), func(w string) bool { return slices.Contains(o.takes(), w) }) {
+		if slices.ContainsFunc(f.needs, func(w string) bool { return slices.Contains(o.needs, w) }) {
 			return false
 		}
 	}
-	return beside < most
+	return beside < 2+s.Nodes/3
 }
 
-// takes names what a fault needs for itself.
-func (f fault) takes() []string {
+// needs names what a fault of that kind has for itself.
+func needs(k kind, f fault) []string {
 	var all []string
-	for _, k := range kinds() {
-		if k.name != f.Kind {
-			continue
-		}
-		switch k.on {
-		case onMember, onStore:
-			all = append(all, "store")
-		case onConfig:
-			all = append(all, "config")
-		default:
-			all = append(all, f.On)
-			if f.Other != "" {
-				all = append(all, f.Other)
-			}
+	switch k.on {
+	case onMember, onStore:
+		all = append(all, "store")
+	case onConfig:
+		all = append(all, "config")
+	default:
+		all = append(all, f.On)
+		if f.Other != "" {
+			all = append(all, f.Other)
 		}
 	}
 	switch f.Kind {
