@@ -219,21 +219,15 @@ func remove(rules []*etcdproxy.Rule) {
 	}
 }
 
-// release sends what was held back, after its senders have given it up.
+// release sends what was held back, after its senders have given it up. What etcd
+// says to it, or that it does not reach etcd, is nobody's concern any more.
 func release(ctx context.Context, rules []*etcdproxy.Rule) error {
-	var errs []error
 	for _, rule := range rules {
-		err := rule.Release(ctx)
-		if err != nil && !refused(err) {
-			errs = append(errs, err)
+		if err := rule.Release(ctx); err != nil && ctx.Err() != nil {
+			return err
 		}
 	}
-	return errors.Join(errs...)
-}
-
-// refused says that etcd has answered what came late, and that it was too late.
-func refused(err error) bool {
-	return strings.Contains(err.Error(), rpctypes.ErrLeaseNotFound.Error()) || strings.Contains(err.Error(), "requested lease not found")
+	return nil
 }
 
 // repliesLost makes the node write, by taking its memory, and loses the answers.
