@@ -58,7 +58,8 @@ type run struct {
 	stood    []standing
 	found    []violation
 	over     bool
-	evidence string // in words
+	taken    map[string]*sync.Mutex // by what a fault needs
+	evidence string                 // in words
 	counts   struct{ adds, refused, dels int }
 }
 
@@ -282,6 +283,7 @@ func (r *run) strike(ctx context.Context, f fault) {
 	if !r.until(ctx, f.At) {
 		return
 	}
+	defer r.take(f.needs)()
 	r.mu.Lock()
 	at := len(r.stood)
 	r.stood = append(r.stood, standing{fault: f, from: r.now()})
@@ -303,6 +305,30 @@ func (r *run) strike(ctx context.Context, f fault) {
 	r.mu.Lock()
 	r.stood[at].to, r.stood[at].missed = r.now(), missed
 	r.mu.Unlock()
+}
+
+// take waits, on a busy machine, for the faults before this one that strike the
+// same.
+func (r *run) take(needs []string) (leave func()) {
+	var locked []*sync.Mutex
+	for _, name := range slices.Sorted(slices.Values(needs)) { // in one order
+		r.mu.Lock()
+		if r.taken == nil {
+			r.taken = map[string]*sync.Mutex{}
+		}
+		if r.taken[name] == nil {
+			r.taken[name] = new(sync.Mutex)
+		}
+		lock := r.taken[name]
+		r.mu.Unlock()
+		lock.Lock()
+		locked = append(locked, lock)
+	}
+	return func() {
+		for _, lock := range locked {
+			lock.Unlock()
+		}
+	}
 }
 
 // mend heals, and tries again for as long as the store does not answer.
