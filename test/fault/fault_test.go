@@ -37,7 +37,7 @@ func TestFaults(t *testing.T) {
 	length, nodes := duration(t, ciTime), int(number(t, "TENURE_NODES", ciNodes))
 	for _, seed := range seeds {
 		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {
-			if v := conduct(t, plan(seed, length, nodes), ""); v.ok() {
+			if v := conduct(t, plan(seed, length, nodes)); v.ok() {
 				t.Log(v)
 			} else {
 				t.Error(v)
@@ -59,7 +59,7 @@ func soak(t *testing.T) {
 		s := plan(rand.Uint64N(1<<32), (20+10*time.Duration(runs%4))*time.Second, ciNodes+runs%6)
 		var v verdict
 		t.Run(fmt.Sprint("seed", s.Seed), func(t *testing.T) {
-			if v = conduct(t, s, ""); v.ok() {
+			if v = conduct(t, s); v.ok() {
 				t.Log(v)
 			} else {
 				t.Error(v)

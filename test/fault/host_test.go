@@ -239,7 +239,8 @@ func (h *host) add(ctx context.Context, stays bool) (*pod, error) {
 	}
 	h.pods = append(h.pods, p)
 	h.mu.Unlock()
-	p.leave, err = h.run.probes.Join(box.NS, h.Host, addr.Addr(), h.held)
+	// Under which epoch the node holds that is not certain without asking it.
+	p.leave, err = h.run.probes.Join(box.NS, h.Host, addr.Addr(), func() (netip.Prefix, int64) { return addr.Masked(), 0 })
 	return p, err
 }
 

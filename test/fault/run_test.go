@@ -40,9 +40,12 @@ type run struct {
 	program string // the broken tenured to run; empty is the built one
 	// patience is how long the cluster may take to be well.
 	patience time.Duration
-	c        *cluster.Cluster
-	hosts    []*host // by their numbers, then the clone
-	zero     time.Duration
+	// whole says that it has to be well in the end, with its books in order; else
+	// only what breaks the promise is looked for.
+	whole bool
+	c     *cluster.Cluster
+	hosts []*host // by their numbers, then the clone
+	zero  time.Duration
 
 	client   *clientv3.Client // for what the run does to the store
 	recorder *ownership.Recorder
@@ -91,27 +94,30 @@ type verdict struct {
 	facts      string
 }
 
-// conduct makes the cluster, carries the schedule out and judges. Only what
-// keeps it from being carried out at all fails the test.
-func conduct(t *testing.T, s schedule, program string) verdict {
+// conduct lets the product go through a schedule.
+func conduct(t *testing.T, s schedule) verdict {
 	t.Helper()
-	t.Logf("%s", s)
+	return conductWith(t, &run{s: s, patience: healTime, whole: true})
+}
+
+// conductWith makes the cluster, carries the schedule out and judges. Only what
+// keeps it from being carried out at all fails the test.
+func conductWith(t *testing.T, r *run) verdict {
+	t.Helper()
+	t.Logf("%s", r.s)
 	began := time.Now()
-	r := &run{t: t, s: s, program: program, patience: healTime, stop: make(chan struct{})}
-	if program != "" { // what is broken need not become well
-		r.patience = 2 * ttl
-	}
-	ctx := cluster.Context(t, s.Time+4*time.Minute)
+	r.t, r.stop = t, make(chan struct{})
+	ctx := cluster.Context(t, r.s.Time+4*time.Minute)
 	r.build(ctx)
 	r.strikeAll(ctx)
-	v := verdict{schedule: s}
+	v := verdict{schedule: r.s}
 	healed := time.Now()
-	if program == "" {
+	if r.whole {
 		r.settle(ctx)
 	}
 	v.well = time.Since(healed)
 	r.finish()
-	if program == "" {
+	if r.whole {
 		r.audit(ctx)
 	}
 	r.judge(ctx)
@@ -258,6 +264,7 @@ func (r *run) strikeAll(ctx context.Context) {
 	for _, f := range r.s.Faults {
 		all.Go(func() { r.strike(ctx, f) })
 	}
+	r.until(ctx, r.s.Time)
 	all.Wait()
 }
 
