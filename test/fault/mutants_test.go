@@ -56,7 +56,7 @@ func mutants() []mutant {
 		{"unknown-move-revoked", []edit{{move, `	if err != nil {
 		e.log.Warn("whether the key has moved`, `	if err != nil {
 		e.dropLease(ctx, e.moving.lease)
-		e.log.Warn("whether the key has moved`}}, "move", ""},
+		e.log.Warn("whether the key has moved`}}, "unanswered", ""},
 		{"move-without-cut", []edit{{move, `		if err := e.cut(Deadline(t0, got)); err != nil {`, `		_ = t0
 		if err := error(nil); err != nil {`}}, "move", ""},
 		{"release-deletes", []edit{{release, `	if machineIsOff {
@@ -121,6 +121,9 @@ func named() []schedule {
 		// A key moves to a shorter lease, its holder is not told and is cut off.
 		{Name: "move", Time: 24 * s, Nodes: 3, Members: 1, Pool: 3, Faults: []fault{
 			at(s, 22*s, "move-lost", "n2"), at(2*s, 21*s, "newcomer", cloneName)}},
+		// The same, and it goes on without an answer.
+		{Name: "unanswered", Time: 18 * s, Nodes: 3, Members: 1, Pool: 3, Faults: []fault{
+			at(s, 15*s, "move-unanswered", "n2"), at(2*s, 15*s, "newcomer", cloneName)}},
 		// A subnet is released by force whose holder is cut off.
 		{Name: "released", Time: 9 * s, Nodes: 3, Members: 1, Pool: 3, Faults: []fault{
 			at(s, 7*s, "newcomer", cloneName), at(2500*time.Millisecond, 6*s, "etcd-away", "n1"), at(3*s, s, "released", "n1")}},

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sys/unix"
@@ -68,6 +69,7 @@ func (r *run) strikes() map[string]func(context.Context, fault) (heal, error) {
 		"key-deleted":     r.keyDeleted,
 		"clocks-stopped":  r.clocksStopped,
 		"move-lost":       r.moveLost,
+		"move-unanswered": r.moveUnanswered,
 		"store-saved":     r.storeSaved,
 		"store-wiped":     r.storeWiped,
 		"store-restored":  r.storeRestored,
@@ -338,26 +340,41 @@ func (r *run) clocksStopped(_ context.Context, f fault) (heal, error) {
 	return func(context.Context) error { return h.Signal(unix.SIGCONT) }, fence.Prolong(cluster.BootTime() + f.For + ttl)
 }
 
-// moveLost changes the TTL to a shorter one, loses the answer to the write that
-// moves the key of a node to its new lease, and parts it from etcd.
+// moveLost loses the answer to the write that moves a node's key to a shorter
+// lease, and parts the node from etcd.
 func (r *run) moveLost(ctx context.Context, f fault) (heal, error) {
+	mend, err := r.moveUnanswered(ctx, f)
+	if err != nil {
+		return mend, err
+	}
+	cut, err := r.etcdCut(ctx, f)
+	return func(ctx context.Context) error { return errors.Join(mend(ctx), cut(ctx)) }, err
+}
+
+// moveUnanswered changes the TTL to a shorter one, and answers none of the writes
+// that move the key of a node to its new lease. Nor does the node hear that a
+// key has gone.
+func (r *run) moveUnanswered(ctx context.Context, f fault) (heal, error) {
 	const longer = 8 * time.Second
 	if err := r.configure(ctx, longer); err != nil {
 		return nil, err
 	}
-	h := r.host(f.On)
-	if _, err := h.WaitState(ctx, "has the longer lease", func(s *api.Status) bool {
+	if _, err := r.host(f.On).WaitState(ctx, "has the longer lease", func(s *api.Status) bool {
 		return s.Lease != nil && s.Lease.TTLSeconds == int64(longer/time.Second) && s.State == api.StateHeld
 	}); err != nil {
 		return nil, err
 	}
+	deaf := r.rules(f, func(p *etcdproxy.Proxy) *etcdproxy.Rule {
+		return p.SwallowEvents(etcdproxy.Always, func(e *mvccpb.Event) bool { return e.Type == mvccpb.DELETE })
+	})
 	rules := r.rules(f, func(p *etcdproxy.Proxy) *etcdproxy.Rule {
 		return p.DropReply(etcdproxy.Always, writes(), etcdproxy.Fail)
 	})
+	mend := func(context.Context) error { remove(append(rules, deaf...)); return nil }
 	if err := r.configure(ctx, ttl); err != nil {
-		return nil, err
+		return mend, err
 	}
-	err := eventually(ctx, 2*longer, "the key moves", func() error {
+	return mend, eventually(ctx, 2*longer, "the key moves", func() error {
 		for _, rule := range rules {
 			if rule.Hits() > 0 {
 				return nil
@@ -365,11 +382,6 @@ func (r *run) moveLost(ctx context.Context, f fault) (heal, error) {
 		}
 		return errors.New("no write came")
 	})
-	err = errors.Join(err, h.Partition(ctx, lab.CutEtcd, true))
-	return func(ctx context.Context) error {
-		remove(rules)
-		return h.Partition(ctx, lab.CutEtcd, false)
-	}, err
 }
 
 // diskFull fills the node's run directory to the last byte.
