@@ -53,7 +53,7 @@ func (r *run) talk(ctx context.Context) error {
 		}
 	}
 	seen := 0
-	return eventually(ctx, talkTime, "all pods talk", func() error {
+	err := eventually(ctx, talkTime, "all pods talk", func() error {
 		all := r.probes.Packets()
 		for _, p := range all[min(seen, len(all)):] {
 			if p.Sent >= since && p.Source == p.From.Addr {
@@ -66,6 +66,23 @@ func (r *run) talk(ctx context.Context) error {
 		}
 		return nil
 	})
+	if err != nil {
+		for p, text := range want {
+			err = fmt.Errorf("%w\n    %s: %s", err, text, r.last(p.from, p.to))
+		}
+	}
+	return err
+}
+
+// last says when one address was heard by another at last, and as whom.
+func (r *run) last(from, to netip.Addr) string {
+	text := "never heard"
+	for _, p := range r.probes.Packets() {
+		if p.From.Addr == from && p.To.Addr == to {
+			text = fmt.Sprintf("heard at last at %.1fs as %s, from %s", (p.Received - r.zero).Seconds(), p.Source, p.From.Node)
+		}
+	}
+	return text
 }
 
 // has says that a pod of the node has the address. One that is stranded keeps it
