@@ -27,7 +27,8 @@ type world struct {
 
 var worlds = []world{
 	{"leases end", "", "NO_MARGIN NO_T0 NO_ABSOLUTE", false},
-	{"three nodes", "-DNODES=3", "", false},
+	{"three nodes", "-DNODES=3 -DLEASES=2", "", false},
+	{"three nodes, more leases", "-DNODES=3", "", true},
 	{"two subnets", "-DSUBNETS=2", "NO_ABORT", false},
 	{"a daemon or a machine crashes, with its state or without", "-DCRASHES=1 -DLEASES=2", "NO_DEAD NO_SILENCE", false},
 	{"crashes, more leases", "-DCRASHES=1 -DLEASES=3", "", true},
