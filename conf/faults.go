@@ -22,9 +22,10 @@ func (f Fault) String() string { return f.Field + ": " + f.Text }
 type Faults []Fault
 
 // A configuration is written by others and quoted where it is wrong: how many
-// faults an error names, and how much is kept of a place and of a text, in bytes.
+// faults an error names, which are more than there are settings, and how much is
+// kept of a place and of a text, in bytes.
 const (
-	faultsMost = 12
+	faultsMost = 64
 	fieldMost  = 300 // a file's path and a setting
 	textMost   = 400
 )
