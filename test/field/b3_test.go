@@ -88,6 +88,15 @@ func TestB3(t *testing.T) {
 	if now := cluster.Status(ctx, t, n1); len(now.Stranded) != 0 || cluster.HasProblem(now, "stranded-pods") {
 		t.Errorf("still stranded: %+v, %+v", now.Stranded, now.Problems)
 	}
+
+	// What young has learnt of the way to old1 must not outlive it: its address is
+	// the other node's by now.
+	again := cluster.Pod(ctx, t, n2, "again", lab.PodOptions{Args: "IP=" + old[0].IP.String()})
+	cluster.Serve(ctx, t, again.NS, port)
+	if cache, err := young.Exec(ctx, "ip", "route", "get", again.IP.String()); err != nil || strings.Contains(cache, "redirected") {
+		t.Errorf("the way to %s: %s, %v", again.IP, cache, err)
+	}
+	cluster.Seen(ctx, t, young.NS, again.IP, port, young.IP)
 }
 
 // inside is an address of a /24.
