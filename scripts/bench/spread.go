@@ -24,6 +24,9 @@ const (
 	changes = 200
 	// calm is how long after a change a daemon has nothing to do any more.
 	calm = 700 * time.Millisecond
+	// gone is how long all peers may stay that go at once: a second list, a
+	// second later, has to lack them too.
+	gone = 3 * time.Second
 	// subnets is where records lie.
 	subnets = "/tenure/network/subnets/"
 )
@@ -62,7 +65,7 @@ func spreadPart(ctx context.Context, b *bench) error {
 // spread times so many peers, with a pause before each, and removes them.
 func spread(ctx context.Context, client *clientv3.Client, n *lab.Node, count int, between time.Duration) ([]float64, error) {
 	// What was removed before has left the kernel by then.
-	if err := pause(ctx, calm); err != nil {
+	if err := pause(ctx, gone); err != nil {
 		return nil, err
 	}
 	k, err := listen(n)
