@@ -156,10 +156,12 @@ func TestMutants(t *testing.T) {
 		wanted = "resume-by-uid-alone"
 	}
 	var table strings.Builder
+	tried := 0
 	for _, m := range mutants() {
 		if wanted != "all" && !strings.Contains(","+wanted+",", ","+m.name+",") {
 			continue
 		}
+		tried++
 		t.Run(m.name, func(t *testing.T) {
 			program := m.build(t)
 			s, ok := scheduleNamed(m.by)
@@ -178,6 +180,9 @@ func TestMutants(t *testing.T) {
 			t.Log(line)
 			fmt.Fprintln(&table, line)
 		})
+	}
+	if tried == 0 {
+		t.Fatalf("no mutant is called %s", wanted)
 	}
 	t.Logf("mutant, found by schedule, after, what:\n%s", table.String())
 }
@@ -205,10 +210,12 @@ func TestNamed(t *testing.T) {
 	if wanted == "" {
 		wanted = "clone"
 	}
+	tried := 0
 	for _, s := range named() {
 		if wanted != "all" && wanted != s.Name {
 			continue
 		}
+		tried++
 		t.Run(s.Name, func(t *testing.T) {
 			if v := conduct(t, s); v.ok() {
 				t.Log(v)
@@ -216,6 +223,9 @@ func TestNamed(t *testing.T) {
 				t.Error(v)
 			}
 		})
+	}
+	if tried == 0 {
+		t.Fatalf("no schedule is called %s", wanted)
 	}
 }
 

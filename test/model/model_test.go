@@ -49,11 +49,11 @@ var worlds = []world{
 func TestPromises(t *testing.T) {
 	needSpin(t)
 	for _, w := range worlds {
+		if w.long && os.Getenv("TENURE_LONG") == "" {
+			continue // what is not looked at is not among those that pass
+		}
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()
-			if w.long && os.Getenv("TENURE_LONG") == "" {
-				return // an extent of make test-long
-			}
 			v := verify(t, w.flags)
 			if v.errors != 0 || !v.complete {
 				t.Errorf("errors %d, complete %t:\n%s\n%s", v.errors, v.complete, v.output, v.trail)
