@@ -307,7 +307,7 @@ func routeOf(m []byte, names map[int]string) (r Route, table uint32, ok bool) {
 		}
 	})
 	r.Dst, r.Odd = netip.PrefixFrom(dst, int(m[1])), odd
-	return r, table, flags&unix.RTM_F_CLONED == 0 && r.Dst.IsValid()
+	return r, table, flags&unix.RTM_F_CLONED == 0 && dst.Is4() && r.Dst.IsValid()
 }
 
 func routeType(kind byte) RouteType {
