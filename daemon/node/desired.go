@@ -21,6 +21,12 @@ type Underlay struct {
 	// PublicIP is what the node announces; Local is the address on the
 	// interface that outer packets come from. They differ behind 1:1 NAT.
 	PublicIP, Local netip.Addr
+	// PublicIP6 and Local6 are the same of IPv6; the zero Addr where the node
+	// has none.
+	PublicIP6, Local6 netip.Addr
+	// Net and Net6 are what lies on the interface's link by the prefix lengths
+	// of Local and Local6: others in there are reached without a gateway.
+	Net, Net6 netip.Prefix
 	// MTU is the interface's, in bytes.
 	MTU int
 }
