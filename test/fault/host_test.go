@@ -329,6 +329,24 @@ func (h *host) tables(ctx context.Context) string {
 	return text
 }
 
+// flow is what the node's kernel knows of the probes from one address to another,
+// for verdicts: their connection, the way it takes, and twice, half a second apart,
+// what has passed its devices and what the fence has dropped.
+func (h *host) flow(ctx context.Context, from, to netip.Addr) string {
+	text, err := h.Exec(ctx, "sh", "-c", fmt.Sprintf(`
+grep -F ' src=%[1]s dst=%[2]s ' /proc/net/nf_conntrack
+ip route get %[2]s from %[1]s iif tenure0
+for turn in 1 2; do
+	grep tenure /proc/net/dev
+	tc -s qdisc show dev tenure.1 | grep Sent
+	sleep 0.5
+done 2>&1`, from, to))
+	if err != nil {
+		text += err.Error()
+	}
+	return strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n        ")
+}
+
 // kept is nil if ledger, kernel and daemon agree about which pods there are.
 func (h *host) kept(ctx context.Context) error {
 	h.mu.Lock()

@@ -69,6 +69,11 @@ func (r *run) talk(ctx context.Context) error {
 	if err != nil {
 		for p, text := range want {
 			err = fmt.Errorf("%w\n    %s: %s", err, text, r.last(p.from, p.to))
+			for _, h := range r.nodes() {
+				if here := h.resident(); here == p.from || here == p.to {
+					err = fmt.Errorf("%w\n      %s: %s", err, h.Host, h.flow(ctx, p.from, p.to))
+				}
+			}
 		}
 	}
 	return err
