@@ -203,12 +203,18 @@ func (h *host) passing() []*pod {
 	return all
 }
 
+// errBooting is for pods that nobody starts while the machine is off.
+var errBooting = errors.New("the machine is rebooting")
+
 // add makes a pod and lets it send.
 func (h *host) add(ctx context.Context, stays bool) (*pod, error) {
 	h.mu.Lock()
 	h.number++
 	name, boots := fmt.Sprint("p", h.number), h.boots
 	h.mu.Unlock()
+	if boots%2 != 0 {
+		return nil, errBooting
+	}
 	box, err := h.Sandbox(ctx, name, lab.PodOptions{})
 	if err != nil {
 		return nil, err

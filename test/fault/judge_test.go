@@ -136,13 +136,32 @@ func (r *run) judge(ctx context.Context) {
 		if v.At == 0 {
 			at = r.now()
 		}
-		r.count(func() { r.found = append(r.found, violation{at, v.Rule, v.String()}) })
+		text := v.String() + r.tenants(history, v.Subnet)
+		r.count(func() { r.found = append(r.found, violation{at, v.Rule, text}) })
 	}
 	events := 0
 	for _, l := range history.Lives {
 		events += len(l.Events)
 	}
 	r.evidence = fmt.Sprintf("%d events of etcd in %d lives, %d packets, %d looks at fences", events, len(history.Lives), len(evidence.Packets), len(evidence.Samples))
+}
+
+// tenants is what etcd's history, as it was recorded, has of a subnet's key.
+func (r *run) tenants(h ownership.History, subnet string) string {
+	var b strings.Builder
+	for i, l := range h.Lives {
+		for _, e := range l.Events {
+			if !strings.HasSuffix(e.Key, "/subnets/"+strings.ReplaceAll(subnet, "/", "-")) {
+				continue
+			}
+			what := e.Value
+			if e.Deleted {
+				what = "deleted"
+			}
+			fmt.Fprintf(&b, "\n      life %d, revision %d, between %.3fs and %.3fs, lease %x: %s", i, e.Mod, (e.After - r.zero).Seconds(), (e.Seen - r.zero).Seconds(), e.Lease, what)
+		}
+	}
+	return b.String()
 }
 
 // facts are what a verdict tells of a run that was well.

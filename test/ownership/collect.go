@@ -138,7 +138,7 @@ func (r *Recorder) watch(ctx context.Context, c *clientv3.Client, from int64) {
 	for ctx.Err() == nil {
 		for resp := range c.Watch(ctx, r.prefix, clientv3.WithPrefix(), clientv3.WithRev(from), clientv3.WithPrevKV()) {
 			if resp.CompactRevision != 0 {
-				from = r.skip(ctx, c, resp.CompactRevision)
+				from = r.skip(ctx, c, from, resp.CompactRevision)
 				break
 			}
 			if resp.Err() != nil {
@@ -200,11 +200,12 @@ func (r *Recorder) lookAfter(ctx context.Context, c *clientv3.Client, lease int6
 }
 
 // skip begins a life behind a stretch that was compacted before it was seen, and
-// returns the revision to go on with.
-func (r *Recorder) skip(ctx context.Context, c *clientv3.Client, compacted int64) int64 {
+// returns the revision to go on with: the same as before where the store cannot be
+// read, so that the next watch says again what is missing.
+func (r *Recorder) skip(ctx context.Context, c *clientv3.Client, from, compacted int64) int64 {
 	base, revision, err := r.base(ctx, c, compacted)
 	if err != nil {
-		return compacted
+		return from
 	}
 	r.mu.Lock()
 	first := len(r.lives[len(r.lives)-1].Events) == 0 && r.lives[len(r.lives)-1].Base == nil
