@@ -54,13 +54,13 @@ func (r *run) talk(ctx context.Context) error {
 	}
 	seen := 0
 	err := eventually(ctx, talkTime, "all pods talk", func() error {
-		all := r.probes.Packets()
-		for _, p := range all[min(seen, len(all)):] {
+		news := r.probes.After(seen)
+		for _, p := range news {
 			if p.Sent >= since && p.Source == p.From.Addr {
 				delete(want, pair{p.From.Addr, p.To.Addr})
 			}
 		}
-		seen = len(all)
+		seen += len(news)
 		for _, text := range want {
 			return fmt.Errorf("%s (and %d more)", text, len(want)-1)
 		}

@@ -138,10 +138,14 @@ func (p *Probes) others(pod *prober) (all []netip.Addr) {
 }
 
 // Packets are those that have arrived so far between pods of different nodes.
-func (p *Probes) Packets() []Packet {
+func (p *Probes) Packets() []Packet { return p.After(0) }
+
+// After are those that have arrived after the first so many: who looks again and
+// again must not keep the pods from reading while all are copied.
+func (p *Probes) After(first int) []Packet {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.Clone(p.packets)
+	return slices.Clone(p.packets[min(first, len(p.packets)):])
 }
 
 // Sampler looks at fences every so often.
