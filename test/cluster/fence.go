@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,9 +24,12 @@ import (
 // fence's programs read. The number in it is the layout that Read knows.
 const liveMap = "tenure_live_1"
 
+// tokensMap is the name of the map whose keys are the MACs that may send.
+const tokensMap = "tenure_macs_1"
+
 // Fence is a daemon's fence, looked at from outside. It can be read while the
 // daemon stands still, and after its end.
-type Fence struct{ live *ebpf.Map }
+type Fence struct{ live, tokens *ebpf.Map }
 
 // OpenFence finds the fence of a running daemon among the maps that the process
 // has open; it is let go when the test ends.
@@ -45,27 +50,50 @@ func FindFence(pid int) (*Fence, error) {
 	if err != nil {
 		return nil, err
 	}
+	var f Fence
 	for _, info := range infos {
-		m, err := openMap(info)
+		m, name, err := openMap(info)
 		if err != nil {
-			return nil, fmt.Errorf("maps of process %d: %w", pid, err)
+			return nil, errors.Join(fmt.Errorf("maps of process %d: %w", pid, err), f.Close())
 		}
-		if m != nil {
-			return &Fence{m}, nil
+		switch {
+		case name == liveMap && f.live == nil:
+			f.live = m
+		case name == tokensMap && f.tokens == nil:
+			f.tokens = m
+		case m != nil:
+			if err := m.Close(); err != nil {
+				return nil, errors.Join(err, f.Close())
+			}
 		}
 	}
-	return nil, fmt.Errorf("process %d has no map %s open", pid, liveMap)
+	if f.live == nil || f.tokens == nil {
+		return nil, errors.Join(fmt.Errorf("process %d has no maps %s and %s open", pid, liveMap, tokensMap), f.Close())
+	}
+	return &f, nil
 }
 
 // Close lets it go; what is in the kernel stays.
-func (f *Fence) Close() error { return f.live.Close() }
+func (f *Fence) Close() error { return errors.Join(f.live.Close(), f.tokens.Close()) }
 
-// openMap opens the live map where a line of the descriptor's description names
-// it; nil if it is something else, or gone.
-func openMap(info string) (*ebpf.Map, error) {
+// Tokens are the MACs whose frames are let in.
+func (f *Fence) Tokens() ([]net.HardwareAddr, error) {
+	var all []net.HardwareAddr
+	var mac [6]byte
+	var value []byte
+	entries := f.tokens.Iterate()
+	for entries.Next(&mac, &value) {
+		all = append(all, net.HardwareAddr(slices.Clone(mac[:])))
+	}
+	return all, entries.Err()
+}
+
+// openMap opens the map that a line of the descriptor's description names, and says
+// what it is called; nil if it is something else, or gone.
+func openMap(info string) (m *ebpf.Map, name string, err error) {
 	text, err := os.ReadFile(info)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+		return nil, "", nil
 	}
 	for line := range strings.Lines(string(text)) {
 		value, ok := strings.CutPrefix(line, "map_id:")
@@ -74,24 +102,22 @@ func openMap(info string) (*ebpf.Map, error) {
 		}
 		id, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32)
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		m, err := ebpf.NewMapFromID(ebpf.MapID(id))
 		if errors.Is(err, os.ErrNotExist) {
-			return nil, nil
+			return nil, "", nil
 		}
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		what, err := m.Info()
-		if err == nil && what.Name == liveMap {
-			return m, nil
+		if err != nil {
+			return nil, "", errors.Join(err, m.Close())
 		}
-		if err := errors.Join(err, m.Close()); err != nil {
-			return nil, err
-		}
+		return m, what.Name, nil
 	}
-	return nil, err
+	return nil, "", err
 }
 
 // The state is the deadline, then base and mask of the network, then those of

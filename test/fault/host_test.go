@@ -341,6 +341,8 @@ func (h *host) tables(ctx context.Context) string {
 func (h *host) flow(ctx context.Context, from, to netip.Addr) string {
 	text, err := h.Exec(ctx, "sh", "-c", fmt.Sprintf(`
 grep -F ' src=%[1]s dst=%[2]s ' /proc/net/nf_conntrack
+ip neigh show dev eth0
+iptables-save -t mangle | grep DROP
 ip route get %[2]s from %[1]s iif tenure0
 for turn in 1 2; do
 	grep tenure /proc/net/dev
@@ -349,6 +351,11 @@ for turn in 1 2; do
 done 2>&1`, from, to))
 	if err != nil {
 		text += err.Error()
+	}
+	if f, err := cluster.FindFence(h.Pid()); err == nil {
+		tokens, err := f.Tokens()
+		text += fmt.Sprintf("tokens %v, %v", tokens, err)
+		_ = f.Close()
 	}
 	return strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n        ")
 }

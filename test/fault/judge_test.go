@@ -129,7 +129,11 @@ func (r *run) judge(ctx context.Context) {
 	if err != nil {
 		r.broken("the history", err)
 	}
-	evidence := ownership.Evidence{Prefix: prefix, History: history, Foreign: foreign,
+	machines := map[string]string{} // a copied disk bears the name of the first
+	for _, h := range r.hosts {
+		machines[h.Addr.String()] = h.Host
+	}
+	evidence := ownership.Evidence{Prefix: prefix, History: history, Foreign: foreign, Machines: machines,
 		Packets: r.probes.Packets(), Samples: r.sampler.Samples(), Ops: r.ops.All()}
 	for _, v := range ownership.Judge(evidence) {
 		at := max(0, v.At-r.zero) // what was found while all began is of the beginning

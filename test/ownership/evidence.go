@@ -20,6 +20,10 @@ type Evidence struct {
 	Ops []Op
 	// Foreign are writes that the run itself made past the protocol, by hand.
 	Foreign []Foreign
+	// Machines names machines by the address that they announce, where two may bear
+	// one name: a copied disk, for example. For all others the name in the record
+	// counts.
+	Machines map[string]string
 }
 
 // Beginning is how a life of the store began.

@@ -275,6 +275,27 @@ func TestGood(t *testing.T) {
 		"the same again": func() *story {
 			return peered().acquire(n1.with(10), one).packet(n1, one).lapse(one).acquire(n1.with(10), one).packet(n1, one).look(n1, one, 3*time.Second)
 		},
+		"there and back, and then a write by hand": func() *story {
+			s := peered().acquire(n2.with(10), one).lapse(one).acquire(n1.with(11), one).packet(n1, one).look(n1, one, 3*time.Second)
+			s.txn(put(subnetKey(one), `{"PublicIP":"192.0.2.250"}`, 7))
+			s.Foreign = []Foreign{{Revision: s.rev, Why: "put"}}
+			return s
+		},
+		"a packet stamped before its sender had it, and sent after": func() *story {
+			s := peered().acquire(n2.with(10), one).lapse(one)
+			stamped := s.t + 10*time.Millisecond
+			s.acquire(n1.with(11), one).packet(n1, one)
+			s.Packets[0].Sent = stamped
+			return s
+		},
+		"a copied disk bears the first machine's name": func() *story {
+			copied := n2.with(10)
+			copied.Node, copied.ip = n1.Node, "192.0.2.20"
+			s := peered().acquire(copied, one)
+			s.Machines = map[string]string{"192.0.2.20": "copy", n1.ip: n1.Node}
+			copied.Node = "copy"
+			return s.packet(copied, one).look(copied, one, 3*time.Second)
+		},
 		"an update and a rebind": func() *story {
 			moved := n1.with(10)
 			moved.ip = "192.0.2.77"

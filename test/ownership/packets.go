@@ -7,17 +7,17 @@ import (
 )
 
 // longestFlight is how long a packet takes at most from one kernel to another. Where
-// the receiver's stamp is later than that after the sender's, the receiver was
-// slow to read it, and only the sender's is relied on.
+// the receiver's stamp is later than that after the sender's, either was slow: to
+// send what it had stamped, or to read what had come.
 const longestFlight = 500 * time.Millisecond
 
-// arrived is an instant at which the packet was certainly not past both fences
-// already, if it was not slow.
-func (p Packet) arrived() time.Duration {
+// passed are the instants of which at least one is near the one at which the
+// packet passed both fences.
+func (p Packet) passed() []time.Duration {
 	if p.Received-p.Sent > longestFlight {
-		return p.Sent
+		return []time.Duration{p.Sent, p.Received}
 	}
-	return p.Received
+	return []time.Duration{p.Received}
 }
 
 // overlay says that the packet crossed the overlay as what it is.
@@ -41,22 +41,33 @@ func judgePackets(packets []Packet, s *spans, say report) {
 	}
 }
 
+// judgeEnd finds fault with an end that was wrong at each of the instants.
 func judgeEnd(p Packet, end End, s *spans, say report) {
-	subs, at := single(end.Subnet, end.Addr), p.arrived()
-	late := func(rule Rule, format string, args ...any) {
-		say(Violation{Rule: rule, Subnet: subs.String(), At: at, Text: fmt.Sprintf("%s: ", p) + fmt.Sprintf(format, args...)}, end.Node)
+	subs := single(end.Subnet, end.Addr)
+	why := ""
+	for _, at := range p.passed() {
+		if why = lateness(end, subs, s, at); why == "" {
+			break
+		}
 	}
-	if other := s.succeeded(end.Node, end.Epoch, subs, at); other != nil {
-		late(LatePacket, "%s had its key by %s, and %s none since", other.named(), stamp(other.born.seen), end.Node)
-		return
-	}
-	if s.never(end.Node, subs, at) {
-		late(LatePacket, "%s has never held it", end.Node)
+	if why != "" {
+		say(Violation{Rule: LatePacket, Subnet: subs.String(), At: p.passed()[0], Text: fmt.Sprintf("%s: %s", p, why)}, end.Node)
 		return
 	}
 	if own := s.of(end.Node, subs, p.Received); len(own) == 1 || len(own) > 1 && own[len(own)-1].born.by(p.Sent) {
 		own[len(own)-1].use(p.Sent, p.Received)
 	}
+}
+
+// lateness says why an end was not the subnet's at t, "" if it may have been.
+func lateness(end End, subs subnets, s *spans, t time.Duration) string {
+	if other := s.succeeded(end.Node, end.Epoch, subs, t); other != nil {
+		return fmt.Sprintf("%s had its key by %s, and %s none since", other.named(), stamp(other.born.seen), end.Node)
+	}
+	if s.never(end.Node, subs, t) {
+		return end.Node + " has never held it"
+	}
+	return ""
 }
 
 // judgeUse finds two nodes that have used overlapping subnets in turns without

@@ -77,10 +77,12 @@ type builder struct {
 	life    int
 	open    map[string]*span
 	foreign map[int64]bool
+	// machines are the names by address.
+	machines map[string]string
 }
 
 func spansOf(e Evidence) *spans {
-	b := builder{names: namesIn(e.Prefix), spans: &spans{}}
+	b := builder{names: namesIn(e.Prefix), spans: &spans{}, machines: e.Machines}
 	for i, l := range e.History.Lives {
 		b.life, b.open, b.foreign = i, map[string]*span{}, map[int64]bool{}
 		for _, f := range e.Foreign {
@@ -137,6 +139,9 @@ func (b *builder) make(name string, kv KV) *span {
 	r, err := decodeRecord(kv.Value)
 	if err != nil {
 		return nil
+	}
+	if name, ok := b.machines[r.PublicIP]; ok && r.Tenure != nil && !r.tomb() {
+		r.Tenure.Node = name
 	}
 	return &span{life: b.life, key: kv.Key, subnets: subs, record: r}
 }
@@ -232,11 +237,12 @@ func (s *spans) succeeded(node string, epoch int64, subs subnets, t time.Duratio
 	first := s.since(t)
 	for _, p := range s.all {
 		switch {
-		case p.Tenure == nil || p.tomb() || p.foreign || !p.overlaps(subs):
+		case p.Tenure == nil || p.tomb() || !p.overlaps(subs):
 		case p.node() == node && (epoch == 0 || p.tenant().Epoch == epoch):
-			if p.born.possibly(t) {
+			if p.born.possibly(t) { // also where a write past the protocol ended it
 				other = nil
 			}
+		case p.foreign:
 		case p.node() == node && p.tenant().Epoch < epoch:
 		default:
 			if p.life >= first && p.born.by(t) {
