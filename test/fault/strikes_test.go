@@ -470,7 +470,15 @@ func (r *run) configure(ctx context.Context, ttl time.Duration) error {
 // compacted forgets what a node that is cut off has not seen.
 func (r *run) compacted(ctx context.Context, f fault) (heal, error) {
 	mend, err := r.etcdCut(ctx, f)
-	return func(ctx context.Context) error { return errors.Join(r.compact(ctx), mend(ctx)) }, err
+	whole := false
+	return func(ctx context.Context) error { // again, where the store does not answer
+		err := r.compact(ctx)
+		if !whole {
+			cut := mend(ctx)
+			whole, err = cut == nil, errors.Join(err, cut)
+		}
+		return err
+	}, err
 }
 
 func (r *run) compact(ctx context.Context) error {
@@ -588,6 +596,11 @@ func (r *run) leaderCut(ctx context.Context, _ fault) (heal, error) {
 		[]string{"OUTPUT", "-p", "tcp", "--dport", "2380"}, []string{"OUTPUT", "-p", "tcp", "--sport", "2380"})
 }
 
+// moveTime bounds a change of etcd's leader, which a member that is away may never
+// take over.
+const moveTime = 10 * time.Second
+
+// leaderMoved lets another member lead.
 func (r *run) leaderMoved(ctx context.Context, _ fault) (heal, error) {
 	m, ids, err := r.leader(ctx)
 	if err != nil {
@@ -598,6 +611,8 @@ func (r *run) leaderMoved(ctx context.Context, _ fault) (heal, error) {
 		return nil, err
 	}
 	defer func() { _ = c.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, moveTime)
+	defer cancel()
 	for other, id := range ids {
 		if other != m {
 			_, err = c.MoveLeader(ctx, id)
