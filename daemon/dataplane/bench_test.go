@@ -25,14 +25,14 @@ func BenchmarkIdlePlan(b *testing.B) {
 				})
 			}
 			k := fakekernel.New(&fakekernel.Guard{}, underlay)
-			have, _ := k.Read(ctx, true)
+			have, _ := k.Read(ctx, dataplane.Families{V4: true, V6: true})
 			ops, _ := dataplane.Plan(want, have)
 			for _, op := range ops {
 				if err := k.Apply(ctx, op); err != nil {
 					b.Fatal(err)
 				}
 			}
-			have, _ = k.Read(ctx, true)
+			have, _ = k.Read(ctx, dataplane.Families{V4: true, V6: true})
 			for b.Loop() {
 				if ops, _ := dataplane.Plan(want, have); len(ops) > 0 {
 					b.Fatal(text(ops))

@@ -78,6 +78,15 @@ func (d Desired) ours(a netip.Addr) bool {
 	return d.network(a).IsValid() || slices.ContainsFunc(d.Former, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
+// families are those that pods have, or had on this node.
+func (d Desired) families() Families {
+	var f Families
+	for _, p := range slices.Concat(d.Networks, d.Outside, d.Former) {
+		f.V4, f.V6 = f.V4 || p.Addr().Is4(), f.V6 || p.Addr().Is6()
+	}
+	return f
+}
+
 // inNetwork says whether a whole prefix lies in one of the networks.
 func (d Desired) inNetwork(p netip.Prefix) bool {
 	n := d.network(p.Addr())

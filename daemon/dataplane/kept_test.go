@@ -147,7 +147,7 @@ func keptPeersAreRepaired(t *testing.T, m *machine) {
 func TestPlanKeepsPeers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w, want := drawWorld(t), drawDesired(t)
-		dev, name := overlayOf(want)
+		dev, name := overlayOf(want, false)
 		start := w.read()
 		var keep, drop []dataplane.Peer
 		for _, p := range peersIn(start, name) {
@@ -189,7 +189,7 @@ func TestPlanKeepsPeers(t *testing.T) {
 func peersIn(s dataplane.State, link string) []dataplane.Peer {
 	var out []dataplane.Peer
 	for f := range s.FDB {
-		if subnet, in := s.Tokens[f.MAC]; in && f.Link == link {
+		if subnet, in := s.Tokens[f.MAC]; in && f.Link == link && subnet.Addr().Is4() == f.Dst.Is4() {
 			out = append(out, dataplane.Peer{Subnet: subnet, PublicIP: f.Dst, MAC: f.MAC})
 		}
 	}
@@ -197,7 +197,10 @@ func peersIn(s dataplane.State, link string) []dataplane.Peer {
 }
 
 func claimedIn(want dataplane.Desired, have dataplane.State, subnet netip.Prefix) bool {
-	claims := append([]netip.Prefix{want.Overlays[0].Addr}, want.Claims...)
+	claims := slices.Clone(want.Claims)
+	for _, v := range want.Overlays {
+		claims = append(claims, v.Addr)
+	}
 	for _, p := range want.Peers {
 		claims = append(claims, p.Subnet)
 	}

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -30,6 +33,9 @@ func (k *Linux) Apply(ctx context.Context, op Op) error {
 	case SetSysctl:
 		return k.ns.do(func() error { return os.WriteFile("/proc/sys/"+c.Path, []byte(c.Value), 0o644) })
 	case SetRules:
+		if c.Six {
+			return k.tables6.apply(ctx, c.Tables)
+		}
 		return k.tables.apply(ctx, c.Tables)
 	}
 	return k.applyAddress(op.Change)
@@ -73,6 +79,9 @@ func (k *Linux) applyAddress(change Change) error {
 	switch c := change.(type) {
 	case AddAddr:
 		return k.onLink(c.Addr.Link, func(l netlink.Link) error {
+			if isSix(c.Addr.Prefix) {
+				return k.addAddr6(l, c.Addr)
+			}
 			return k.handle.AddrReplace(l, &netlink.Addr{IPNet: ipNetOf(c.Addr.Prefix)})
 		})
 	case DelAddr:
@@ -96,6 +105,39 @@ func (k *Linux) applyAddress(change Change) error {
 		return ignoreGone(k.onRoute(c.Route, k.handle.RouteDel))
 	}
 	return fmt.Errorf("unknown change: %s", change)
+}
+
+// addAddr6 adds an IPv6 address, which is ours alone and needed at once, and so
+// not looked for elsewhere. The kernel answers before it has made the route by
+// which it knows the address for its own: who looked meanwhile would find it
+// missing.
+func (k *Linux) addAddr6(l netlink.Link, a Addr) error {
+	if err := k.handle.AddrReplace(l, &netlink.Addr{IPNet: ipNetOf(a.Prefix), Flags: unix.IFA_F_NODAD}); err != nil {
+		return err
+	}
+	for wait := time.Millisecond; wait < addrSettle; wait *= 2 {
+		known, err := k.knowsAddr6(l.Attrs().Index, a.Prefix.Addr())
+		if known || err != nil {
+			return err
+		}
+		time.Sleep(wait)
+	}
+	return nil // the next pass sees whether it is there
+}
+
+// addrSettle bounds, together with as long before, the wait for an address.
+const addrSettle = 500 * time.Millisecond
+
+// knowsAddr6 says whether the kernel takes what comes for the address in.
+func (k *Linux) knowsAddr6(index int, ip netip.Addr) (bool, error) {
+	msgs, err := k.dumpRaw("routes", unix.RTM_GETROUTE, unix.RTM_NEWROUTE, &nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET6}})
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(msgs, func(m []byte) bool {
+		r, table, ok := routeOf(m, map[int]string{index: "it"})
+		return ok && table == unix.RT_TABLE_LOCAL && r.Type == RouteLocal && r.Link == "it" && r.Dst.Addr() == ip
+	}), nil
 }
 
 // index returns a link's index, an error that is os.ErrNotExist without one.

@@ -149,8 +149,12 @@ type DelRoute struct{ Route Route }
 // SetSysctl writes a value below /proc/sys.
 type SetSysctl struct{ Path, Value string }
 
-// SetRules edits iptables tables, each of them in one step.
-type SetRules struct{ Tables []TableEdit }
+// SetRules edits iptables tables, or those of ip6tables, each of them in one
+// step.
+type SetRules struct {
+	Six    bool
+	Tables []TableEdit
+}
 
 func (c AddBridge) String() string {
 	return fmt.Sprintf("link add %s bridge mac %s", c.Name, c.MAC)
@@ -194,11 +198,16 @@ func (c SetRules) String() string {
 	for i, t := range c.Tables {
 		parts[i] = t.String()
 	}
+	if c.Six {
+		return "rules6 " + strings.Join(parts, "; ")
+	}
 	return "rules " + strings.Join(parts, "; ")
 }
 
 // String prints a in the manner of ip-address.
-func (a Addr) String() string { return fmt.Sprintf("%s dev %s", a.Prefix, a.Link) }
+func (a Addr) String() string {
+	return strings.TrimSpace(fmt.Sprintf("%s dev %s %s", a.Prefix, a.Link, a.Odd))
+}
 
 // String prints f in the manner of bridge-fdb.
 func (f FDB) String() string {

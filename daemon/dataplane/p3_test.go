@@ -65,7 +65,7 @@ func TestP3(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		have, err := m.kernel.Read(ctx, true)
+		have, err := m.kernel.Read(ctx, dataplane.Families{V4: true, V6: true})
 		if err != nil {
 			t.Fatal(err)
 		}

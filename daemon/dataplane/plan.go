@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -42,13 +43,21 @@ const ConflictNeighbours = "neighbours"
 
 // Scopes of operations; see Op.
 const (
-	scopeForward = "forward"
-	scopeRules   = "rules"
-	scopeNetwork = "network"
-	scopeBridge  = "bridge"
-	scopeVxlan   = "vxlan"
-	scopeVxlan6  = "vxlan6"
+	scopeForward  = "forward"
+	scopeForward6 = "forward6"
+	scopeRules    = "rules"
+	scopeNetwork  = "network"
+	scopeBridge   = "bridge"
+	scopeVxlan    = "vxlan"
+	scopeVxlan6   = "vxlan6"
 )
+
+func rulesScope(six bool) string {
+	if six {
+		return scopeRules + "/6"
+	}
+	return scopeRules + "/4"
+}
 
 // vxlanScope is the scope of the overlay of an address's family.
 func vxlanScope(a netip.Addr) string {
@@ -73,7 +82,11 @@ func Plan(want Desired, have State) ([]Op, []Conflict) {
 // planAll is Plan with its scratch, of which the report needs p.blocked.
 func planAll(want Desired, have State) *planner {
 	p := newPlanner(want.settled(have), have)
+	if !have.IPv6 {
+		p.withoutIPv6()
+	}
 	p.forwarding()
+	p.forwarding6()
 	p.rules()
 	p.networks()
 	p.bridge()
@@ -100,10 +113,12 @@ type planner struct {
 	// tokens are the VTEP MACs that shall be let in, each with the subnet that
 	// it stands for.
 	tokens map[MAC]netip.Prefix
+	// allowed are those that this pass lets in.
+	allowed map[MAC]bool
 }
 
 func newPlanner(want Desired, have State) *planner {
-	p := &planner{want: want, have: have, places: make(map[place][]Route, len(have.Routes)), rejected: map[Peer]string{}, blocked: map[string]string{}}
+	p := &planner{want: want, have: have, places: make(map[place][]Route, len(have.Routes)), rejected: map[Peer]string{}, blocked: map[string]string{}, allowed: map[MAC]bool{}}
 	// Nearly all places have one route: those share one piece of memory.
 	all := make([]Route, 0, len(have.Routes))
 	for r := range have.Routes {
@@ -138,49 +153,23 @@ func (p *planner) reject(peer Peer, format string, args ...any) {
 	p.conflicts = append(p.conflicts, Conflict{What: "peer", Peer: peer.Subnet, Text: text})
 }
 
-// ipForward is the switch that routes between interfaces; setting it sets the
-// one of each interface too.
-const ipForward = "net/ipv4/ip_forward"
-
-func forwardingOf(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
-
-// forwarding turns routing on, and on again for each single interface that a
-// pod's packet comes in by: the bridge, the overlay, the underlay. A device
-// that only bears the name of one of ours is left alone.
-func (p *planner) forwarding() {
-	if v, ok := p.have.Sysctls[ipForward]; ok && v != "1" {
-		p.add(scopeForward, SetSysctl{ipForward, "1"})
-		return
-	}
-	var links []string
-	if p.have.Links[p.want.BridgeName()].Kind == KindBridge {
-		links = append(links, p.want.BridgeName())
-	}
-	for _, v := range p.want.Overlays {
-		if name := v.DeviceName(p.want.Name); p.have.Links[name].Kind == KindVxlan {
-			links = append(links, name)
-		}
-		links = append(links, v.Parent)
-	}
-	for _, link := range links {
-		if v, ok := p.have.Sysctls[forwardingOf(link)]; ok && v != "1" {
-			p.add(scopeForward+"/"+link, SetSysctl{forwardingOf(link), "1"})
-		}
-	}
-}
-
 func (p *planner) rules() {
-	if p.have.Rules == nil {
-		return
-	}
-	if edits := planRules(p.want, *p.have.Rules); len(edits) > 0 {
-		p.add(scopeRules, SetRules{edits})
-	}
-	if why := p.have.Rules.NoTrackFault; why != "" && len(p.want.Overlays) > 0 {
-		p.conflict(conflictNoTrack, "outer packets pass through conntrack: %s", why)
-	}
-	if mixed := p.have.Rules.Mixed; mixed != "" {
-		p.conflict(conflictFirewall, "%s", mixed)
+	for _, f := range []struct {
+		six  bool
+		have *Rules
+	}{{false, p.have.Rules}, {true, p.have.Rules6}} {
+		if f.have == nil {
+			continue
+		}
+		if edits := planRules(p.want, f.six, *f.have); len(edits) > 0 {
+			p.add(rulesScope(f.six), SetRules{f.six, edits})
+		}
+		if why := f.have.NoTrackFault; why != "" && p.want.overlay(f.six) != nil {
+			p.conflict(conflictNoTrack, "outer packets pass through conntrack: %s", why)
+		}
+		if mixed := f.have.Mixed; mixed != "" {
+			p.conflict(conflictFirewall, "%s", mixed)
+		}
 	}
 }
 
@@ -237,6 +226,18 @@ func (p *planner) setRoute(scope func() string, want Route, going func(Route) bo
 
 func nothingGoes(Route) bool { return false }
 
+// ownMetric is the metric of our routes to a destination. The kernel takes 0
+// for IPv4, and calls that 1024 where a route of IPv6 has none.
+func ownMetric(dst netip.Prefix) uint32 {
+	if dst.Addr().Is6() {
+		return metric6
+	}
+	return 0
+}
+
+// metric6 is what the kernel gives to routes of IPv6 that are made without one.
+const metric6 = 1024
+
 // ownRoute reports whether r is a route of ours through link.
 func ownRoute(r Route, link string) bool {
 	return r.Protocol == RouteProtocol && r.Link == link
@@ -248,34 +249,54 @@ func ownRoute(r Route, link string) bool {
 func (p *planner) addrs(scope, link string, wanted []netip.Prefix, fresh bool) (old []netip.Prefix, flushed bool) {
 	stale := map[netip.Prefix]bool{}
 	if !fresh {
-		for _, a := range keysThat(p.have.Addrs, compareAddrs, func(a Addr) bool {
-			return a.Link == link && !slices.Contains(wanted, a.Prefix)
-		}) {
-			if p.want.ours(a.Prefix.Addr()) {
-				stale[a.Prefix] = true
-			} else {
-				p.conflict("addr", "address %s of %s is not ours and is left alone", a.Prefix, link)
-			}
-		}
+		stale = p.staleAddrs(link, wanted)
 	}
 	for _, w := range wanted {
-		missing := fresh || !has(p.have.Addrs, Addr{link, w})
-		// With the first address of a prefix the kernel deletes the later
-		// ones of the same prefix too, so it goes before ours comes.
+		missing := fresh || !has(p.have.Addrs, Addr{Link: link, Prefix: w})
 		for _, s := range sortedPrefixes(stale) {
-			if s.Masked() == w.Masked() {
-				p.add(scope, DelAddr{Addr{link, s}})
+			if goesFirst(s, w) {
+				p.add(scope, DelAddr{Addr{Link: link, Prefix: s}})
 				delete(stale, s)
-				missing, flushed = true, true
+				missing, flushed = true, flushed || s.Addr().Is4()
 			}
 		}
-		if missing {
-			p.add(scope, AddAddr{Addr{link, w}})
-		} else {
-			p.addrRoutes(scope, Addr{link, w})
+		switch a := (Addr{Link: link, Prefix: w}); {
+		case missing:
+			p.add(scope, AddAddr{a})
+		case w.Addr().Is4():
+			p.addrRoutes(scope, a)
+		case p.lacksRoutes6(a):
+			// The kernel makes its routes with the address alone.
+			p.add(scope, DelAddr{a})
+			p.add(scope, AddAddr{a})
 		}
 	}
 	return sortedPrefixes(stale), flushed
+}
+
+// staleAddrs are the addresses of a device that are ours and not wanted, or
+// cannot be used. The rest of others' is reported, but for link-local ones: the
+// kernel makes those.
+func (p *planner) staleAddrs(link string, wanted []netip.Prefix) map[netip.Prefix]bool {
+	stale := map[netip.Prefix]bool{}
+	for _, a := range keysThat(p.have.Addrs, compareAddrs, func(a Addr) bool {
+		return a.Link == link && (a.Odd != "" || !slices.Contains(wanted, a.Prefix))
+	}) {
+		switch ip := a.Prefix.Addr(); {
+		case p.want.ours(ip), slices.Contains(wanted, a.Prefix):
+			stale[a.Prefix] = true
+		case !ip.IsLinkLocalUnicast() || ip.Is4():
+			p.conflict("addr", "address %s of %s is not ours and is left alone", a.Prefix, link)
+		}
+	}
+	return stale
+}
+
+// goesFirst says that an old address goes before a new one comes. With the
+// first IPv4 address of a prefix the kernel deletes the later ones of the same
+// prefix too; and one of IPv6 it has once on a device, with whatever length.
+func goesFirst(old, coming netip.Prefix) bool {
+	return old.Masked() == coming.Masked() || old.Addr() == coming.Addr() && old.Addr().Is6()
 }
 
 // addrRoutes keeps the routes that the kernel once made for an address that
@@ -300,9 +321,26 @@ func (p *planner) addrRoutes(scope string, a Addr) {
 	}
 }
 
+// lacksRoutes6 says that a route is missing that the kernel made for an IPv6
+// address that stands: to itself and, while the link is up, to its prefix. That
+// of a link-local one is of no use here.
+func (p *planner) lacksRoutes6(a Addr) bool {
+	ip := a.Prefix.Addr()
+	local := Route{Dst: netip.PrefixFrom(ip, ip.BitLen()), Link: a.Link, Type: RouteLocal, Protocol: protocolKernel}
+	if !has(p.have.Routes, local) {
+		return true
+	}
+	prefix := Route{Dst: a.Prefix.Masked(), Link: a.Link, Type: RouteUnicast, Metric: prefixMetric6, Protocol: protocolKernel}
+	return p.have.Links[a.Link].Up && !ip.IsLinkLocalUnicast() && !has(p.have.Routes, prefix)
+}
+
+// prefixMetric6 is the metric of the route that the kernel makes for the prefix
+// of an IPv6 address.
+const prefixMetric6 = 256
+
 func (p *planner) delAddrs(scope, link string, old []netip.Prefix) {
 	for _, prefix := range old {
-		p.add(scope+"/old", DelAddr{Addr{link, prefix}})
+		p.add(scope+"/old", DelAddr{Addr{Link: link, Prefix: prefix}})
 	}
 }
 
@@ -354,7 +392,7 @@ func compareAddrs(a, b Addr) int {
 	if c := strings.Compare(a.Link, b.Link); c != 0 {
 		return c
 	}
-	return a.Prefix.Compare(b.Prefix)
+	return cmp.Or(a.Prefix.Compare(b.Prefix), strings.Compare(a.Odd, b.Odd))
 }
 
 func compareRoutes(a, b Route) int {

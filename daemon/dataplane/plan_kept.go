@@ -10,9 +10,9 @@ import (
 // ones, so that what is missing of them comes back.
 //
 // A peer is known by its token and its forwarding entry, which together say
-// all about it: they are written first and removed last, and the kernel holds
-// on to them when the device goes down or changes its MAC. Without either the
-// rest is a leftover. No token is ever let in again: it may have been shut out
+// all about it in the family of the token: they are written first and removed
+// last, and the kernel holds on to them when the device goes down or changes its
+// MAC. Without either the rest is a leftover. No token is ever let in again: it may have been shut out
 // for a later tenant.
 func (p *planner) keptPeers(dev overlay, wanted []Peer) []Peer {
 	if !p.want.KeepPeers {
@@ -28,7 +28,9 @@ func (p *planner) keptPeers(dev overlay, wanted []Peer) []Peer {
 	for _, peer := range found {
 		_, own := p.ownOverlap(peer.Subnet)
 		_, clash := taken.overlap(peer.Subnet)
-		if own || clash || macs[peer.vtep()] || peer.PublicIP == dev.want.Local || !p.want.inNetwork(peer.Subnet) {
+		// A tenancy is of both families: it ends with either.
+		_, ended := taken.overlap(p.have.Tokens[peer.MAC])
+		if own || clash || ended || macs[peer.vtep()] || peer.PublicIP == dev.want.Local || !p.want.inNetwork(peer.Subnet) {
 			continue
 		}
 		taken.add(peer.Subnet)
@@ -45,9 +47,16 @@ func (p *planner) foundPeers(dev overlay) []Peer {
 	for _, f := range keysThat(p.have.FDB, compareFDB, func(f FDB) bool { return f.Link == dev.name }) {
 		targets[f.MAC] = f.Dst
 	}
+	seconds := p.secondSubnets(dev)
 	var whole, damaged []Peer
 	for _, mac := range keysThat(p.have.Tokens, compareMACs, func(mac MAC) bool { return targets[mac].IsValid() }) {
 		peer := Peer{Subnet: p.have.Tokens[mac], PublicIP: targets[mac], MAC: mac}
+		if peer.Subnet.Addr().Is6() != dev.want.Local.Is6() {
+			peer.Subnet = seconds[mac]
+		}
+		if !peer.Subnet.IsValid() {
+			continue
+		}
 		it := dev.items(peer)
 		if p.have.Neighs[it.neigh] == mac && has(p.have.Routes, it.route) {
 			whole = append(whole, peer)
@@ -56,6 +65,19 @@ func (p *planner) foundPeers(dev overlay) []Peer {
 		}
 	}
 	return append(whole, damaged...)
+}
+
+// secondSubnets are the subnets of peers whose tokens speak of another family,
+// by neighbour and route. Both go when the device goes down: then nobody knows
+// any more which they were.
+func (p *planner) secondSubnets(dev overlay) map[MAC]netip.Prefix {
+	seconds := map[MAC]netip.Prefix{}
+	for _, r := range p.routesThat(func(r Route) bool { return ownRoute(r, dev.name) && r.Dst.Addr() == r.Via }) {
+		if mac, ok := p.have.Neighs[Neigh{dev.name, r.Via}]; ok {
+			seconds[mac] = r.Dst
+		}
+	}
+	return seconds
 }
 
 // claimed are the subnets that have a tenant by what is wanted, whether it can
@@ -68,6 +90,7 @@ func (p *planner) claimed(peers []Peer) *prefixSet {
 	set := newPrefixSet(len(claims))
 	for _, peer := range peers {
 		set.expect(peer.Subnet)
+		set.expect(p.have.Tokens[peer.MAC])
 	}
 	for _, c := range claims {
 		set.expect(c)

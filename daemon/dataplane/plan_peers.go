@@ -28,7 +28,7 @@ func (dev overlay) items(peer Peer) peerItems {
 		neigh: Neigh{dev.name, base},
 		route: Route{
 			Dst: peer.Subnet, Via: base, Link: dev.name, Type: RouteUnicast,
-			Protocol: RouteProtocol, Onlink: true,
+			Metric: ownMetric(peer.Subnet), Protocol: RouteProtocol, Onlink: true,
 		},
 	}
 }
@@ -206,21 +206,41 @@ func (p *planner) replacedTokens() (gone []MAC) {
 	for _, mac := range keysThat(p.have.Tokens, compareMACs, func(mac MAC) bool {
 		return p.tokens[mac] != p.have.Tokens[mac]
 	}) {
-		_, keep := p.tokens[mac]
+		subnet, keep := p.tokens[mac]
 		_, overlaps := subnets.overlap(p.have.Tokens[mac])
-		if overlaps {
+		switch {
+		case keep && overlaps && p.free(subnet, mac):
+			// It stays in, for the peer's other family.
+			p.add("token/"+mac.String(), AllowToken{mac, subnet})
+			p.allowed[mac] = true
+		case overlaps:
 			p.add("token/"+mac.String(), DenyToken{mac})
-		} else if !keep {
+		case !keep:
 			gone = append(gone, mac)
 		}
 	}
 	return gone
 }
 
+// free says that no other MAC is let in for a part of the subnet, and that a MAC
+// which comes to stand for it stood for one of the other family.
+func (p *planner) free(subnet netip.Prefix, mac MAC) bool {
+	if p.have.Tokens[mac].Addr().Is4() == subnet.Addr().Is4() {
+		return false
+	}
+	for other, held := range p.have.Tokens {
+		if other != mac && held.Overlaps(subnet) {
+			return false
+		}
+	}
+	return true
+}
+
 func (p *planner) setPeer(dev overlay, it peerItems) {
 	token := p.tokens[it.peer.MAC]
-	if dev.attached || p.have.Tokens[it.peer.MAC] != token {
+	if (dev.attached || p.have.Tokens[it.peer.MAC] != token) && !p.allowed[it.peer.MAC] {
 		p.add(it.scope(), AllowToken{it.peer.MAC, token})
+		p.allowed[it.peer.MAC] = true
 	}
 	if odd, ok := dev.odd[it.peer.MAC]; ok {
 		p.add(it.scope(), DelFDB{odd})

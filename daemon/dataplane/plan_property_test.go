@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -50,24 +51,48 @@ func drawDesired(t *rapid.T) dataplane.Desired {
 	case 3:
 		want.Bridge.Former = []dataplane.Former{{Gateway: prefix("10.5.30.1/24"), Pods: []netip.Addr{addr("10.5.30.7")}}}
 	}
-	switch rapid.IntRange(0, 9).Draw(t, "vxlan") {
+	switch rapid.IntRange(0, 3).Draw(t, "families") {
+	case 1, 2:
+		want = withIPv6(want, drawPeers6(t)...)
+	case 3:
+		want.Former = []netip.Prefix{prefix("fd00:5::/48")} // IPv6 was once
+	}
+	change := rapid.IntRange(0, 9).Draw(t, "vxlan")
+	which := rapid.IntRange(0, len(want.Overlays)-1).Draw(t, "which")
+	switch change {
 	case 0:
 		want.Overlays = nil
 	case 1:
-		want.Overlays[0].VNI = 2
+		want.Overlays[which].VNI = 2
 	case 2:
-		want.Overlays[0].Port = 4789
+		want.Overlays[which].Port = 4789
 	}
 	return want
 }
 
+// drawPeers6 draws the same for the second family; the MACs may be those of
+// the first.
+func drawPeers6(t *rapid.T) []dataplane.Peer {
+	subnets := []string{"fd00:5:0:1e::/64", "fd00:5:0:22::/64", "fd00:5:0:23::/64", "fd00:5:0:24::/64", "fd00:5:0:24::/63"}
+	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) dataplane.Peer {
+		return dataplane.Peer{
+			Subnet:   prefix(rapid.SampledFrom(subnets).Draw(t, "subnet")),
+			PublicIP: addr(fmt.Sprintf("2001:db8::%d", rapid.IntRange(1, 5).Draw(t, "host"))),
+			MAC:      mac(rapid.IntRange(100, 108).Draw(t, "mac")),
+		}
+	}), 0, 4).Draw(t, "peers6")
+}
+
 // drawDamage draws a change that somebody else might make.
 func drawDamage(t *rapid.T) dataplane.Change {
-	link := rapid.SampledFrom([]string{overlay, bridge, "tenure.2"}).Draw(t, "link")
+	link := rapid.SampledFrom([]string{overlay, overlay6, bridge, "tenure.2"}).Draw(t, "link")
 	subnet := prefix(rapid.SampledFrom([]string{"10.5.30.0/24", "10.5.35.0/24", "10.5.36.0/24", "10.5.77.0/24"}).Draw(t, "subnet"))
 	m := mac(rapid.IntRange(100, 108).Draw(t, "mac"))
 	route := dataplane.Route{
 		Dst: subnet, Via: subnet.Addr(), Link: link, Type: "unicast", Protocol: dataplane.RouteProtocol, Onlink: true,
+	}
+	route6 := dataplane.Route{
+		Dst: prefix("fd00:5:0:23::/64"), Via: addr("fd00:5:0:23::"), Link: link, Type: "unicast", Metric: 1024, Protocol: dataplane.RouteProtocol, Onlink: true,
 	}
 	foreign := dataplane.Route{Dst: subnet, Link: underlay, Type: "unicast", Protocol: protocolForeign}
 	fdb := dataplane.FDB{Link: link, MAC: m, Dst: addr("192.0.2.4")}
@@ -93,6 +118,15 @@ func drawDamage(t *rapid.T) dataplane.Change {
 		dataplane.DelNeigh{Neigh: neigh},
 		dataplane.AllowToken{MAC: m, Subnet: subnet},
 		dataplane.DenyToken{MAC: m},
+		dataplane.DelAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("fd00:5:0:22::1/64")}},
+		dataplane.AddAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("fd00:5:0:22::1/128")}},
+		dataplane.SetRoute{Route: route6, Replace: true},
+		dataplane.DelRoute{Route: route6},
+		dataplane.DelNeigh{Neigh: dataplane.Neigh{Link: link, Addr: route6.Dst.Addr()}},
+		dataplane.SetFDB{FDB: dataplane.FDB{Link: link, MAC: m, Dst: addr("2001:db8::4")}},
+		dataplane.AllowToken{MAC: m, Subnet: route6.Dst},
+		dataplane.SetSysctl{Path: fakekernel.IPForward6, Value: "0"},
+		dataplane.SetRules{Six: true, Tables: []dataplane.TableEdit{fill}},
 		dataplane.SetSysctl{Path: fakekernel.IPForward, Value: "0"},
 		dataplane.SetRules{Tables: []dataplane.TableEdit{fill}},
 		dataplane.SetRules{Tables: []dataplane.TableEdit{jump}},
@@ -101,7 +135,7 @@ func drawDamage(t *rapid.T) dataplane.Change {
 
 // drawSetting draws what somebody might set beside what we set.
 func drawSetting(t *rapid.T) func(*dataplane.State) {
-	name := rapid.SampledFrom([]string{overlay, bridge, port}).Draw(t, "link")
+	name := rapid.SampledFrom([]string{overlay, overlay6, bridge, port}).Draw(t, "link")
 	onLink := func(f func(*dataplane.Link)) func(*dataplane.State) {
 		return func(s *dataplane.State) {
 			if _, ok := s.Links[name]; ok {
@@ -176,7 +210,7 @@ func drawWorld(t *rapid.T) world {
 }
 
 func (w world) read() dataplane.State {
-	s, err := w.kernel.Read(context.Background(), true)
+	s, err := w.kernel.Read(context.Background(), dataplane.Families{V4: true, V6: true})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -226,14 +260,17 @@ func (w world) requireWhole(want dataplane.Desired) {
 	if len(want.Overlays) == 0 {
 		return
 	}
-	name := want.Overlays[0].DeviceName(want.Name)
-	if l := s.Links[name]; !l.Up || !s.Fenced[name] || l.MAC != want.Overlays[0].MAC {
-		w.t.Fatalf("device %+v, fenced %v", l, s.Fenced)
+	for _, v := range want.Overlays {
+		name := v.DeviceName(want.Name)
+		if l := s.Links[name]; !l.Up || !s.Fenced[name] || l.MAC != v.MAC {
+			w.t.Fatalf("device %+v, fenced %v", l, s.Fenced)
+		}
 	}
 	for _, p := range want.Peers {
 		if slices.ContainsFunc(conflicts, func(c dataplane.Conflict) bool { return c.Peer == p.Subnet }) {
 			continue
 		}
+		_, name := overlayOf(want, p.Subnet.Addr().Is6())
 		if missing := missingOf(s, name, p, true); missing != "" {
 			w.t.Fatalf("peer %v has no %s", p, missing)
 		}
@@ -263,8 +300,12 @@ func oddOf(l dataplane.Link) string {
 }
 
 func missingOf(s dataplane.State, link string, p dataplane.Peer, route bool) string {
-	base := p.Subnet.Addr()
-	if s.Tokens[p.MAC] != p.Subnet {
+	base, metric := p.Subnet.Addr(), uint32(0)
+	if base.Is6() {
+		metric = 1024
+	}
+	// One of both families is let in for the subnet of the first.
+	if token := s.Tokens[p.MAC]; token != p.Subnet && (base.Is4() || !token.IsValid() || token.Addr().Is6()) {
 		return "token"
 	}
 	if _, ok := s.FDB[dataplane.FDB{Link: link, MAC: p.MAC, Dst: p.PublicIP}]; !ok {
@@ -273,7 +314,7 @@ func missingOf(s dataplane.State, link string, p dataplane.Peer, route bool) str
 	if s.Neighs[dataplane.Neigh{Link: link, Addr: base}] != p.MAC {
 		return "neighbour"
 	}
-	r := dataplane.Route{Dst: p.Subnet, Via: base, Link: link, Type: "unicast", Protocol: 90, Onlink: true}
+	r := dataplane.Route{Dst: p.Subnet, Via: base, Link: link, Type: "unicast", Metric: metric, Protocol: 90, Onlink: true}
 	if _, ok := s.Routes[r]; route && !ok {
 		return "route"
 	}
@@ -345,20 +386,34 @@ func TestPlanIsMinimal(t *testing.T) {
 		guard := &fakekernel.Guard{}
 		w := world{t, fakekernel.New(guard, underlay), guard}
 		peers := []dataplane.Peer{peer(35), peer(36), peer(37), peer(38)}
-		w.pass(node34(peers...), nil)
+		want := func() dataplane.Desired { return node34(peers...) }
+		if rapid.Bool().Draw(t, "both families") {
+			peers = append(peers, peer6(35), peer6(36), peer6(37))
+			want = func() dataplane.Desired { return withIPv6(node34(peers...)) }
+		}
+		w.pass(want(), nil)
 		peers = slices.Clone(peers)
 		i := rapid.IntRange(0, len(peers)-1).Draw(t, "which")
+		six := peers[i].Subnet.Addr().Is6()
 		switch rapid.IntRange(0, 2).Draw(t, "how") {
 		case 0:
 			peers[i].MAC = mac(500)
 		case 1:
 			peers[i].PublicIP = addr("192.0.2.200")
+			if six {
+				peers[i].PublicIP = addr("2001:db8::200")
+			}
 		case 2:
 			peers = slices.Delete(peers, i, i+1)
 		}
-		ops := w.pass(node34(peers...), nil)
-		if len(ops) == 0 || len(ops) > 5 {
+		ops := w.pass(want(), nil)
+		if len(ops) == 0 || len(ops) > 6 {
 			t.Fatalf("one peer changed, wrote\n%s", text(ops))
+		}
+		for _, op := range ops {
+			if op.Kind() != "token" && strings.Contains(op.String(), " dev tenure6.1") != six {
+				t.Fatalf("one family of a peer changed (IPv6: %t), wrote\n%s", six, text(ops))
+			}
 		}
 	})
 }
@@ -373,7 +428,9 @@ func TestPlanLeavesOthersAlone(t *testing.T) {
 				}
 			}
 			for a := range s.Addrs {
-				if !want.Networks[0].Contains(a.Prefix.Addr()) && a.Link == bridge {
+				ip := a.Prefix.Addr()
+				ours := func(n netip.Prefix) bool { return n.Contains(ip) }
+				if !slices.ContainsFunc(slices.Concat(want.Networks, want.Former), ours) && !ip.IsLinkLocalUnicast() && a.Link == bridge {
 					out = append(out, a.String())
 				}
 			}

@@ -120,6 +120,9 @@ func (p *planner) vxlanDevice(dev *overlay, link Link, exists, parent bool) {
 		p.repairLink(dev.scope, name, link, want.MAC, want.MTU)
 		dev.noNeighs = link.MAC != want.MAC || link.NoARP
 	}
+	if want.Local.Is6() {
+		p.ipv6(dev.scope, name, true, dev.fresh)
+	}
 	if !link.Up {
 		p.add(dev.scope, SetUp{name})
 	}
@@ -149,7 +152,7 @@ func (p *planner) wantsFamily(name string) bool {
 
 // vxlanClash returns what keeps the device from being made: a link of our
 // name that is something else, or a vxlan device of somebody else with our
-// VNI and port, of which the kernel allows one. renamed are ours.
+// VNI and port, of which the kernel allows one in each family. renamed are ours.
 func (p *planner) vxlanClash(dev overlay, link Link, exists bool, renamed []string) (other, text string) {
 	if exists && link.Kind != KindVxlan {
 		return dev.name, dev.name + " is a " + link.Kind + " and not a vxlan device, and is left alone"
@@ -157,7 +160,7 @@ func (p *planner) vxlanClash(dev overlay, link Link, exists bool, renamed []stri
 	others := keysThat(p.have.Links, strings.Compare, func(other string) bool {
 		l := p.have.Links[other]
 		return l.Kind == KindVxlan && !ourVxlan(p.want.Name, other) && !slices.Contains(renamed, other) &&
-			l.Tunnel.VNI == dev.want.VNI && l.Tunnel.Port == dev.want.Port
+			l.Tunnel.VNI == dev.want.VNI && l.Tunnel.Port == dev.want.Port && l.Tunnel.six() == dev.want.Local.Is6()
 	})
 	if len(others) > 0 {
 		return others[0], others[0] + " is a vxlan device " + ownerOf(others[0]) + " with the same VNI and port"

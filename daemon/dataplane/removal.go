@@ -14,9 +14,15 @@ import (
 // instance's; without a network of their family they are left. It is pure.
 func Removal(instance string, networks []netip.Prefix, have State) (ops []Op, left []Conflict) {
 	add := func(scope string, c Change) { ops = append(ops, Op{Scope: scope, Change: c}) }
-	if have.Rules != nil {
-		if edits := noRules(instance, *have.Rules); len(edits) > 0 {
-			add(scopeRules, SetRules{edits})
+	for _, rules := range []struct {
+		six  bool
+		have *Rules
+	}{{false, have.Rules}, {true, have.Rules6}} {
+		if rules.have == nil {
+			continue
+		}
+		if edits := noRules(instance, *rules.have); len(edits) > 0 {
+			add(scopeRules, SetRules{Six: rules.six, Tables: edits})
 		}
 	}
 	bridge := bridgeName(instance)

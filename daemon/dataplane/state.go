@@ -17,11 +17,14 @@ const (
 // State is what the kernel holds, as far as it matters here. Everything in it
 // was read in one go; nothing is remembered.
 type State struct {
+	// IPv6 says that the kernel has IPv6. Without it nothing of that family is
+	// asked of it.
+	IPv6 bool
 	// Links are all links of the namespace, by name.
 	Links map[string]Link
-	// Addrs are the IPv4 addresses of our devices.
+	// Addrs are the addresses of our devices.
 	Addrs map[Addr]struct{}
-	// Routes are the IPv4 routes of the main table, and of the local table those
+	// Routes are the routes of the main table, and of the local table those
 	// to addresses of our devices.
 	Routes map[Route]struct{}
 	// FDB are the static forwarding entries of our vxlan devices.
@@ -37,8 +40,9 @@ type State struct {
 	// Sysctls are values under /proc/sys, by path. A missing one was not
 	// readable or belongs to a link that does not exist.
 	Sysctls map[string]string
-	// Rules is nil when the rules were not asked for or could not be read.
-	Rules *Rules
+	// Rules and Rules6 are those of IPv4 and of IPv6, nil when they were not
+	// asked for or could not be read.
+	Rules, Rules6 *Rules
 	// Faults are parts that could not be read; Plan leaves those parts alone.
 	Faults []Fault
 }
@@ -89,10 +93,20 @@ type Tunnel struct {
 	Odd string
 }
 
+// six says that the outer packets are of IPv6.
+func (t Tunnel) six() bool { return t.Local.Is6() || strings.Contains(t.Odd, oddGroup6) }
+
+// oddGroup6 begins the oddity of a device whose outer packets go to a group of
+// IPv6.
+const oddGroup6 = "group6"
+
 // Addr is an address of a link.
 type Addr struct {
 	Link   string
 	Prefix netip.Prefix
+	// Odd says why the address cannot be used, such as "tentative": IPv6
+	// looks for duplicates unless it is told not to. Ours are never so.
+	Odd string
 }
 
 // RouteType is the kind of a route.
@@ -163,10 +177,7 @@ func (s State) Clone() State {
 	s.Tokens = maps.Clone(s.Tokens)
 	s.Sysctls = maps.Clone(s.Sysctls)
 	s.Faults = slices.Clone(s.Faults)
-	if s.Rules != nil {
-		r := s.Rules.Clone()
-		s.Rules = &r
-	}
+	s.Rules, s.Rules6 = cloneRules(s.Rules), cloneRules(s.Rules6)
 	return s
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/tenure-cni/tenure/daemon/dataplane"
 )
@@ -20,9 +21,10 @@ func (r *removal) kernel(ctx context.Context) error {
 		return fmt.Errorf("clean the kernel: %w", err)
 	}
 	defer k.Close()
+	rules := dataplane.Families{V4: true, V6: slices.ContainsFunc(r.networks, func(n netip.Prefix) bool { return n.Addr().Is6() })}
 	var last error
 	for range passes {
-		state, err := k.Read(ctx, true)
+		state, err := k.Read(ctx, rules)
 		if err != nil {
 			return fmt.Errorf("clean the kernel: %w", err)
 		}
@@ -31,7 +33,7 @@ func (r *removal) kernel(ctx context.Context) error {
 			for _, c := range left {
 				r.say("%s", c.Text)
 			}
-			return errors.Join(last, unread(state))
+			return errors.Join(last, unread(state, rules))
 		}
 		last = nil
 		for _, op := range ops {
@@ -46,8 +48,8 @@ func (r *removal) kernel(ctx context.Context) error {
 }
 
 // unread: rules that were not seen were not removed.
-func unread(s dataplane.State) error {
-	if s.Rules != nil {
+func unread(s dataplane.State, asked dataplane.Families) error {
+	if s.Rules != nil && (s.Rules6 != nil || !s.IPv6 || !asked.V6) {
 		return nil
 	}
 	for _, f := range s.Faults {

@@ -174,7 +174,7 @@ func (p *plane) repairs(ctx context.Context, times int, t *table) error {
 				if err := l.WaitConverged(ctx); err != nil {
 					return err
 				}
-				if _, err := p.other.Read(ctx, true); err != nil {
+				if _, err := p.other.Read(ctx, dataplane.Families{V4: true}); err != nil {
 					return err
 				}
 				began := time.Now()
@@ -195,7 +195,7 @@ func (p *plane) untilUndone(ctx context.Context, want dataplane.Desired, rules b
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for ctx.Err() == nil {
-		s, err := p.other.Read(ctx, rules)
+		s, err := p.other.Read(ctx, dataplane.Families{V4: rules})
 		if err != nil {
 			return err
 		}
