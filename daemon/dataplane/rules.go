@@ -135,11 +135,12 @@ type rulesWish struct {
 	name                                 string
 	networks                             string
 	port                                 int // of the overlay, 0 without one
+	held                                 bool
 	masq, masqRandomFully, forwardAccept bool
 }
 
 func (d Desired) rulesWish() rulesWish {
-	w := rulesWish{name: d.Name, networks: fmt.Sprint(d.podNetworks()), masq: d.Masq, masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept}
+	w := rulesWish{name: d.Name, networks: fmt.Sprint(d.podNetworks()), masq: d.Masq, held: d.Held(), masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept}
 	for _, v := range d.Overlays {
 		w.port = v.Port
 	}
@@ -204,7 +205,7 @@ func planRules(want Desired, have Rules) []TableEdit {
 	var edits []TableEdit
 	rules := wantChains(want, have)
 	for _, c := range ourChains(want.Name) {
-		if c.chain.Table == "raw" && len(want.Overlays) == 0 {
+		if c.chain.Table == "raw" && !want.Held() {
 			continue
 		}
 		wanted, on := rules[c.chain.Table]

@@ -83,12 +83,12 @@ func (f *Fence) AttachUplink(ctx context.Context, ifindex int) error {
 }
 
 // Uplinks are the devices that the program is on, or was tried to be put on, in
-// the form for an uplink: by this process, or by an earlier one whose maps Open
-// has found. One that is gone may be among them.
-func (f *Fence) Uplinks() []int {
+// the form for an uplink: by this process, or by an earlier one, where Open has
+// found it. One that is gone may be among them. The error is nil.
+func (f *Fence) Uplinks() ([]int, error) {
 	f.attaching.Lock()
 	defer f.attaching.Unlock()
-	return slices.Sorted(maps.Keys(f.uplinks))
+	return slices.Sorted(maps.Keys(f.uplinks)), nil
 }
 
 // DetachUplink takes the program off again, once no direct route leads through

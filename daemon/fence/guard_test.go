@@ -275,7 +275,7 @@ func TestFoundOnTheUplink(t *testing.T) {
 		if d := f.Deadline(); d != until {
 			t.Errorf("%s: found the deadline %s, want %s", name, d, until)
 		}
-		if found := f.Uplinks(); !slices.Equal(found, []int{n1.index}) {
+		if found, err := f.Uplinks(); err != nil || !slices.Equal(found, []int{n1.index}) {
 			t.Errorf("%s: the uplinks are %v, want [%d]", name, found, n1.index)
 		}
 		must(t, f.Release())
@@ -297,7 +297,7 @@ func TestUplinks(t *testing.T) {
 	up, o := n1.up(t, underlay).Attrs().Index, Options{NetNS: n1.ns.FD()}
 	expect := func(when string, want ...int) {
 		t.Helper()
-		if got := n1.fence.Uplinks(); !slices.Equal(got, want) {
+		if got, err := n1.fence.Uplinks(); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: the fence's uplinks are %v, want %v", when, got, want)
 		}
 		if got, err := Uplinks(o); err != nil || !slices.Equal(got, want) {
