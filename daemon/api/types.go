@@ -170,7 +170,15 @@ type Peer struct {
 	// it is not programmed, or why it is kept though it has no record in etcd.
 	State  string `json:"state"`
 	Reason string `json:"reason"`
+	// Path is how packets get to a programmed peer: PathDirect or PathVXLAN.
+	Path string `json:"path,omitempty"`
 }
+
+// Ways to a peer.
+const (
+	PathDirect = "direct"
+	PathVXLAN  = "vxlan"
+)
 
 // Etcd is the store as this node sees it.
 type Etcd struct {

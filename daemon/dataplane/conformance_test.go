@@ -75,6 +75,9 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 	} {
 		t.Run(name, func(t *testing.T) { f(t, newMachine(t)) })
 	}
+	for name, f := range uplinkSuite() {
+		t.Run(name, func(t *testing.T) { f(t, newMachine(t)) })
+	}
 }
 
 func fromNothing(t *testing.T, m *machine) {

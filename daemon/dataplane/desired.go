@@ -36,9 +36,13 @@ type Desired struct {
 	HostRoutes []netip.Addr
 	// Overlays are the vxlan devices, at most one for each family, which is
 	// that of Local, of the pods' packets in it, and of the peers it leads to.
-	// There is none while no subnet is held: the devices, their peers and the
-	// fence's tokens then stay as they are.
+	// With none, and no Uplink, no subnet is held: the devices, their peers and
+	// the fence's tokens then stay as they are.
 	Overlays []Vxlan
+	// Uplink is the underlay interface where direct routes may lead through it:
+	// the fence is on it then, whether there is such a peer at the moment or not.
+	// "" takes both away. With an Uplink and no Overlays there is no vxlan device.
+	Uplink string
 	// Peers are the other nodes, each once for each family that it has a
 	// subnet of. Where two overlap, the earlier one in the list is programmed
 	// and the later one reported as a conflict.
@@ -58,6 +62,10 @@ type Desired struct {
 	// other rules of the FORWARD chain.
 	ForwardAccept bool
 }
+
+// Held says whether a subnet is held, as far as it is known here: where it is
+// not, what leads to the peers stays as it is.
+func (d Desired) Held() bool { return len(d.Overlays) > 0 || d.Uplink != "" }
 
 // BridgeName is the name of the bridge.
 func (d Desired) BridgeName() string { return bridgeName(d.Name) }
@@ -136,6 +144,10 @@ type Peer struct {
 	Subnet netip.Prefix
 	// PublicIP is where the peer's outer packets go.
 	PublicIP netip.Addr
-	// MAC is the peer's VTEP MAC, its token.
+	// MAC is the peer's VTEP MAC, its token; zero where it has no vxlan device.
 	MAC MAC
+	// Direct asks for a plain route to PublicIP through the Uplink. A peer that
+	// also has a MAC keeps its place in the overlay: packets from it may come
+	// in that way, and go out that way while there can be no plain route.
+	Direct bool
 }

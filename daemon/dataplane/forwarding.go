@@ -36,7 +36,11 @@ func (p *planner) forwarding() {
 		}
 		links = append(links, v.Parent)
 	}
-	for _, link := range links {
+	if p.want.Uplink != "" {
+		links = append(links, p.want.Uplink)
+	}
+	slices.Sort(links)
+	for _, link := range slices.Compact(links) {
 		if v, ok := p.have.Sysctls[forwardingOf(link)]; ok && v != "1" {
 			p.add(scopeForward+"/"+link, SetSysctl{forwardingOf(link), "1"})
 		}

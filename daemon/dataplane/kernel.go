@@ -44,6 +44,15 @@ type Guard interface {
 	// device attached anew passes until the deadline that was proven last, and
 	// no longer. If it fails, the device must be down.
 	Attach(ctx context.Context, ifindex int) error
+	// Uplinks returns the devices that the program is or was on in its form for
+	// the host's own interface, which judges only packets within the pod
+	// networks. One that is gone may be among them.
+	Uplinks() ([]int, error)
+	// AttachedUplink, AttachUplink and DetachUplink are about that form. Direct
+	// routes must not exist before it is attached, nor after it is detached.
+	AttachedUplink(ctx context.Context, ifindex int) (bool, error)
+	AttachUplink(ctx context.Context, ifindex int) error
+	DetachUplink(ctx context.Context, ifindex int) error
 	// Tokens returns the VTEP MACs of peers that are let in, each with the
 	// subnet it stands for.
 	Tokens() (map[[6]byte]netip.Prefix, error)

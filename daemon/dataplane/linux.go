@@ -115,6 +115,7 @@ func (k *Linux) Read(ctx context.Context, rules Families) (State, error) {
 		return State{}, err
 	}
 	k.readFence(ctx, &s)
+	k.readUplinks(ctx, &s, names)
 	k.readSysctls(&s)
 	if rules.V4 {
 		s.Rules = readRules(ctx, k.tables, &s)
@@ -383,9 +384,31 @@ func families(six bool) []uint8 {
 	return []uint8{unix.AF_INET}
 }
 
+// readUplinks asks of the devices that the fence knows whether it is on them.
+func (k *Linux) readUplinks(ctx context.Context, s *State, names map[int]string) {
+	known, err := k.opts.Guard.Uplinks()
+	uplinks := map[string]bool{}
+	for _, index := range known {
+		if name, ok := names[index]; ok {
+			uplinks[name] = false
+		}
+	}
+	for name := range uplinks {
+		if err != nil {
+			break
+		}
+		uplinks[name], err = k.opts.Guard.AttachedUplink(ctx, s.Links[name].Index)
+	}
+	if err != nil {
+		s.Faults = append(s.Faults, Fault{"fence", fmt.Sprintf("look at the fence of the uplink: %v", err)})
+		return
+	}
+	s.Uplinks = uplinks
+}
+
 // readSysctls reads the forwarding switches of the namespace, of our devices
-// and of the interfaces below them, the settings of IPv6, and the limit of the
-// neighbour table.
+// and of the interfaces below them, with direct routes how sources are checked
+// there, the settings of IPv6, and the limit of the neighbour table.
 func (k *Linux) readSysctls(s *State) {
 	paths := []string{ipForward, NeighbourLimitPath}
 	if s.IPv6 {
@@ -397,7 +420,13 @@ func (k *Linux) readSysctls(s *State) {
 		}
 		if l.Kind == KindVxlan && ourVxlan(k.opts.Name, name) {
 			paths = append(paths, forwardingOf(name), forwardingOf(l.Tunnel.Parent))
+			if len(s.Uplinks) > 0 {
+				paths = append(paths, reversePathOf(name))
+			}
 		}
+	}
+	for name := range s.Uplinks {
+		paths = append(paths, forwardingOf(name), reversePathOf(name), reversePathOf("all"))
 	}
 	err := k.ns.do(func() error {
 		for _, path := range paths {

@@ -26,6 +26,8 @@ func (k *Linux) Apply(ctx context.Context, op Op) error {
 			return err
 		}
 		return k.opts.Guard.Attach(ctx, index)
+	case AttachUplink, DetachUplink:
+		return k.applyUplink(ctx, c)
 	case AllowToken:
 		return k.opts.Guard.Allow(c.MAC, c.Subnet)
 	case DenyToken:
@@ -39,6 +41,38 @@ func (k *Linux) Apply(ctx context.Context, op Op) error {
 		return k.tables.apply(ctx, c.Tables)
 	}
 	return k.applyAddress(op.Change)
+}
+
+// applyUplink puts the fence on the host's own interface and takes it off. One
+// that is gone needs no taking off.
+func (k *Linux) applyUplink(ctx context.Context, change Change) error {
+	switch c := change.(type) {
+	case AttachUplink:
+		index, err := k.index(c.Link)
+		if err != nil {
+			return err
+		}
+		return k.opts.Guard.AttachUplink(ctx, index)
+	case DetachUplink:
+		index, err := k.index(c.Link)
+		if err != nil {
+			return ignoreGone(err)
+		}
+		return k.opts.Guard.DetachUplink(ctx, index)
+	}
+	return fmt.Errorf("unknown change of an uplink: %s", change)
+}
+
+// reroute goes on past what fails: it is done when something else has failed.
+func (k *Linux) reroute(c Reroute) error {
+	var errs []error
+	for _, r := range c.Set {
+		errs = append(errs, k.setRoute(SetRoute{Route: r, Replace: true}))
+	}
+	for _, r := range c.Del {
+		errs = append(errs, ignoreGone(k.onRoute(r, k.handle.RouteDel)))
+	}
+	return errors.Join(errs...)
 }
 
 // applyLink makes and changes devices.
@@ -103,6 +137,8 @@ func (k *Linux) applyAddress(change Change) error {
 		return k.setRoute(c)
 	case DelRoute:
 		return ignoreGone(k.onRoute(c.Route, k.handle.RouteDel))
+	case Reroute:
+		return k.reroute(c)
 	}
 	return fmt.Errorf("unknown change: %s", change)
 }

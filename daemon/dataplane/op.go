@@ -24,7 +24,7 @@ func (o Op) String() string { return o.Change.String() }
 // Kind is the class that writes are counted by.
 func (o Op) Kind() string {
 	switch o.Change.(type) {
-	case AttachFence:
+	case AttachFence, AttachUplink, DetachUplink:
 		return "fence"
 	case SetPort:
 		return "port"
@@ -36,7 +36,7 @@ func (o Op) Kind() string {
 		return "fdb"
 	case SetNeigh, DelNeigh:
 		return "neigh"
-	case SetRoute, DelRoute:
+	case SetRoute, DelRoute, Reroute:
 		return "route"
 	case SetSysctl:
 		return "sysctl"
@@ -105,6 +105,13 @@ type SetPort struct{ Link, Bridge string }
 // AttachFence attaches the fence to both directions of a link.
 type AttachFence struct{ Link string }
 
+// AttachUplink attaches the fence, in its form for the host's own interface, to
+// both directions of a link that direct routes lead through.
+type AttachUplink struct{ Link string }
+
+// DetachUplink takes it off again.
+type DetachUplink struct{ Link string }
+
 // AddAddr adds an address.
 type AddAddr struct{ Addr Addr }
 
@@ -146,6 +153,9 @@ type SetRoute struct {
 // DelRoute removes a route.
 type DelRoute struct{ Route Route }
 
+// Reroute sets routes in place of others of ours, and removes routes.
+type Reroute struct{ Set, Del []Route }
+
 // SetSysctl writes a value below /proc/sys.
 type SetSysctl struct{ Path, Value string }
 
@@ -176,8 +186,17 @@ func (c SetBridge) String() string {
 func (c SetFree) String() string     { return fmt.Sprintf("link set %s nomaster", c.Link) }
 func (c SetPort) String() string     { return fmt.Sprintf("port set %s on %s", c.Link, c.Bridge) }
 func (c AttachFence) String() string { return "fence attach " + c.Link }
-func (c AddAddr) String() string     { return "addr add " + c.Addr.String() }
-func (c DelAddr) String() string     { return "addr del " + c.Addr.String() }
+func (c AttachUplink) String() string {
+	return "fence attach " + c.Link + " as uplink"
+}
+func (c DetachUplink) String() string {
+	return "fence detach " + c.Link + " as uplink"
+}
+func (c Reroute) String() string {
+	return fmt.Sprintf("reroute: set %d routes, del %d", len(c.Set), len(c.Del))
+}
+func (c AddAddr) String() string { return "addr add " + c.Addr.String() }
+func (c DelAddr) String() string { return "addr del " + c.Addr.String() }
 func (c AllowToken) String() string {
 	return fmt.Sprintf("token allow %s for %s", c.MAC, c.Subnet)
 }

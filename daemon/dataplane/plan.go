@@ -50,6 +50,7 @@ const (
 	scopeBridge   = "bridge"
 	scopeVxlan    = "vxlan"
 	scopeVxlan6   = "vxlan6"
+	scopeUplink   = "uplink"
 )
 
 func rulesScope(six bool) string {
@@ -72,8 +73,9 @@ func vxlanScope(a netip.Addr) string {
 //
 // The order is: forwarding, rules, the unreachable routes, the bridge, each
 // vxlan device from creation over the fence to its address, then each peer
-// from token over forwarding entry and neighbour to route; last, from the
-// route down, what is no longer wanted.
+// from token over forwarding entry and neighbour to route; the fence on the
+// uplink and the direct routes; last, from the route down, what is no longer
+// wanted. The fence leaves an uplink in a pass that finds no direct route there.
 func Plan(want Desired, have State) ([]Op, []Conflict) {
 	p := planAll(want, have)
 	return p.ops, p.conflicts
@@ -87,6 +89,7 @@ func planAll(want Desired, have State) *planner {
 	}
 	p.forwarding()
 	p.forwarding6()
+	p.reversePath()
 	p.rules()
 	p.networks()
 	p.bridge()
@@ -108,6 +111,13 @@ type planner struct {
 	blocked map[string]string
 	// rejected are peers that cannot be programmed, with the reason.
 	rejected map[Peer]string
+	// up is the uplink, and directly are the subnets that are reached by it.
+	up       uplink
+	directly map[netip.Prefix]bool
+	// noWay says of peers why nothing leads to them now, and far are those of
+	// them to which nothing can.
+	noWay map[Peer]string
+	far   map[Peer]bool
 	// kept are peers that only the kernel knows, and that stay.
 	kept []Peer
 	// tokens are the VTEP MACs that shall be let in, each with the subnet that
@@ -118,7 +128,8 @@ type planner struct {
 }
 
 func newPlanner(want Desired, have State) *planner {
-	p := &planner{want: want, have: have, places: make(map[place][]Route, len(have.Routes)), rejected: map[Peer]string{}, blocked: map[string]string{}, allowed: map[MAC]bool{}}
+	p := &planner{want: want, have: have, places: make(map[place][]Route, len(have.Routes)), rejected: map[Peer]string{}, blocked: map[string]string{}, allowed: map[MAC]bool{},
+		directly: map[netip.Prefix]bool{}, noWay: map[Peer]string{}, far: map[Peer]bool{}}
 	// Nearly all places have one route: those share one piece of memory.
 	all := make([]Route, 0, len(have.Routes))
 	for r := range have.Routes {

@@ -40,6 +40,34 @@ func (p *planner) keptPeers(dev overlay, wanted []Peer) []Peer {
 	return kept
 }
 
+// keptDirect are those that have no place in an overlay, and of which the direct
+// route says all.
+func (p *planner) keptDirect() []Peer {
+	if !p.want.KeepPeers || p.have.Uplinks == nil {
+		return nil
+	}
+	tokens := map[netip.Prefix]bool{}
+	for _, subnet := range p.have.Tokens {
+		tokens[subnet] = true
+	}
+	var found, kept []Peer
+	for _, r := range p.up.standing[p.up.link] {
+		if !tokens[r.Dst] || len(p.want.Overlays) == 0 {
+			found = append(found, Peer{Subnet: r.Dst, PublicIP: r.Via, Direct: true})
+		}
+	}
+	taken := p.claimed(found)
+	for _, peer := range found {
+		_, own := p.ownOverlap(peer.Subnet)
+		_, clash := taken.overlap(peer.Subnet)
+		if !own && !clash && p.want.inNetwork(peer.Subnet) {
+			taken.add(peer.Subnet)
+			kept = append(kept, peer)
+		}
+	}
+	return kept
+}
+
 // foundPeers are the peers that the kernel has on the device, those of which
 // nothing is missing first: where two overlap, the earlier one is right.
 func (p *planner) foundPeers(dev overlay) []Peer {
@@ -58,7 +86,8 @@ func (p *planner) foundPeers(dev overlay) []Peer {
 			continue
 		}
 		it := dev.items(peer)
-		if p.have.Neighs[it.neigh] == mac && has(p.have.Routes, it.route) {
+		peer.Direct = p.up.link != "" && has(p.have.Routes, p.up.route(peer))
+		if p.have.Neighs[it.neigh] == mac && (peer.Direct || has(p.have.Routes, it.route)) {
 			whole = append(whole, peer)
 		} else {
 			damaged = append(damaged, peer)

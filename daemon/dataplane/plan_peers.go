@@ -37,36 +37,48 @@ func (dev overlay) items(peer Peer) peerItems {
 // token stands for a tenancy, not for a family, so all of those that a peer has
 // no more go before the first new one comes.
 func (p *planner) peers(devs []overlay) {
-	if len(devs) == 0 {
+	if len(devs) == 0 && p.want.Uplink == "" && len(p.up.standing) == 0 {
 		return
 	}
 	if p.have.Tokens == nil {
+		const why = "the fence's tokens cannot be read"
 		for _, dev := range devs {
-			p.blocked[dev.scope] = "the fence's tokens cannot be read"
+			p.blocked[dev.scope] = why
+		}
+		for _, peer := range p.want.Peers {
+			p.noWay[peer] = why
 		}
 		return
 	}
 	accepted := p.acceptedPeers()
 	items := make([][]peerItems, len(devs))
-	wanted := slices.Clone(accepted)
-	for i, dev := range devs {
-		kept := p.keptPeers(dev, accepted)
+	p.kept = p.keptDirect()
+	wanted := slices.Concat(accepted, p.kept)
+	for _, dev := range devs {
+		kept := p.keptPeers(dev, wanted)
 		p.kept, wanted = append(p.kept, kept...), append(wanted, kept...)
-		for _, peer := range slices.Concat(accepted, kept) {
-			if vxlanScope(peer.Subnet.Addr()) == dev.scope {
+	}
+	for i, dev := range devs {
+		for _, peer := range wanted {
+			if dev.reaches(peer) {
 				items[i] = append(items[i], dev.items(peer))
 			}
 		}
 	}
-	p.tokens = tokensOf(wanted)
+	p.tokens = tokensOf(slices.DeleteFunc(slices.Clone(wanted), func(peer Peer) bool { return !p.inOverlay(peer) }))
 	gone := p.replacedTokens()
-	for i, dev := range devs {
-		dev.odd = p.oddFDB(dev)
+	direct := p.ways(wanted)
+	for i := range devs {
+		devs[i].odd = p.oddFDB(devs[i])
 		for _, it := range items[i] {
-			p.setPeer(dev, it)
+			p.setPeer(devs[i], it)
 		}
+	}
+	p.setDirect(direct, devs)
+	for i, dev := range devs {
 		p.oldPeers(dev, items[i])
 	}
+	p.oldDirect(p.routed(wanted, devs))
 	if p.want.KeepPeers && len(devs) < len(p.want.Overlays) {
 		return // those of a device that cannot be looked at may be kept ones
 	}
@@ -74,6 +86,18 @@ func (p *planner) peers(devs []overlay) {
 		// A scope of its own: nothing that fails before may keep it in.
 		p.add("token/"+mac.String(), DenyToken{mac})
 	}
+}
+
+// reaches says whether the way to a peer may lead through the device.
+func (dev overlay) reaches(peer Peer) bool {
+	return peer.MAC != MAC{} && vxlanScope(peer.Subnet.Addr()) == dev.scope
+}
+
+// inOverlay says whether a peer has a place in an overlay that there should be.
+func (p *planner) inOverlay(peer Peer) bool {
+	return slices.ContainsFunc(p.want.Overlays, func(v Vxlan) bool {
+		return overlay{scope: vxlanScope(v.Local)}.reaches(peer)
+	})
 }
 
 // tokensOf are the tokens of the peers, each with the subnet that it stands
@@ -108,6 +132,7 @@ func (p *planner) acceptedPeers() []Peer {
 		own, overlaps := p.ownOverlap(peer.Subnet)
 		other, clash := taken.overlap(peer.Subnet)
 		same, double := macs[peer.vtep()]
+		double = double && peer.MAC != MAC{}
 		switch {
 		case overlaps:
 			p.reject(peer, "subnet %s overlaps %s of this node", peer.Subnet, own)
@@ -252,11 +277,23 @@ func (p *planner) setPeer(dev overlay, it peerItems) {
 	if dev.fresh || dev.noNeighs || !ok || mac != it.peer.MAC {
 		p.add(it.scope(), SetNeigh{it.neigh, it.peer.MAC})
 	}
-	going := func(r Route) bool {
-		return (dev.fresh || dev.flushed) && r.Link == dev.name || p.leavesBridge(r)
+	if p.directly[it.peer.Subnet] {
+		if !slices.ContainsFunc(p.places[it.route.place()], func(r Route) bool { return r == it.route || r.Protocol != RouteProtocol }) {
+			p.up.fallback = append(p.up.fallback, it.route)
+		}
+		return
 	}
-	if foreign := p.setRoute(it.scope, it.route, going); foreign != nil {
+	if foreign := p.setRoute(it.scope, it.route, p.going([]overlay{dev})); foreign != nil {
 		p.reject(it.peer, "route %s is not ours and in the way", *foreign)
+	}
+}
+
+// going picks the routes that go with something else that this pass does.
+func (p *planner) going(devs []overlay) func(Route) bool {
+	return func(r Route) bool {
+		return p.leavesBridge(r) || slices.ContainsFunc(devs, func(dev overlay) bool {
+			return (dev.fresh || dev.flushed) && r.Link == dev.name
+		})
 	}
 }
 
@@ -270,7 +307,7 @@ func (p *planner) oldPeers(dev overlay, items []peerItems) {
 		routes[it.route.place()], neighs[it.neigh], fdb[it.fdb] = true, true, true
 	}
 	for _, r := range p.routesThat(func(r Route) bool {
-		return ownRoute(r, dev.name) && !routes[r.place()]
+		return ownRoute(r, dev.name) && !routes[r.place()] && !p.directly[r.Dst]
 	}) {
 		p.add(peerScope(r.Dst), DelRoute{r})
 	}

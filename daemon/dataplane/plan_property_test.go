@@ -67,6 +67,7 @@ func drawDesired(t *rapid.T) dataplane.Desired {
 	case 2:
 		want.Overlays[which].Port = 4789
 	}
+	drawPaths(t, &want)
 	return want
 }
 
@@ -83,6 +84,24 @@ func drawPeers6(t *rapid.T) []dataplane.Peer {
 	}), 0, 4).Draw(t, "peers6")
 }
 
+// drawPaths draws which peers are reached without the overlay, and whether there
+// is one at all.
+func drawPaths(t *rapid.T, want *dataplane.Desired) {
+	if len(want.Overlays) == 0 || rapid.Bool().Draw(t, "overlay only") {
+		return
+	}
+	want.Uplink = underlay
+	for i := range want.Peers {
+		want.Peers[i].Direct = rapid.Bool().Draw(t, "direct")
+	}
+	if rapid.IntRange(0, 2).Draw(t, "host-gw") == 0 {
+		want.Overlays = nil
+		for i := range want.Peers {
+			want.Peers[i].Direct, want.Peers[i].MAC = true, dataplane.MAC{}
+		}
+	}
+}
+
 // drawDamage draws a change that somebody else might make.
 func drawDamage(t *rapid.T) dataplane.Change {
 	link := rapid.SampledFrom([]string{overlay, overlay6, bridge, "tenure.2"}).Draw(t, "link")
@@ -93,6 +112,9 @@ func drawDamage(t *rapid.T) dataplane.Change {
 	}
 	route6 := dataplane.Route{
 		Dst: prefix("fd00:5:0:23::/64"), Via: addr("fd00:5:0:23::"), Link: link, Type: "unicast", Metric: 1024, Protocol: dataplane.RouteProtocol, Onlink: true,
+	}
+	plain := dataplane.Route{
+		Dst: subnet, Via: addr("192.0.2.4"), Link: underlay, Type: "unicast", Protocol: dataplane.RouteProtocol, Onlink: true,
 	}
 	foreign := dataplane.Route{Dst: subnet, Link: underlay, Type: "unicast", Protocol: protocolForeign}
 	fdb := dataplane.FDB{Link: link, MAC: m, Dst: addr("192.0.2.4")}
@@ -111,6 +133,8 @@ func drawDamage(t *rapid.T) dataplane.Change {
 		dataplane.DelAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("10.5.34.0/32")}},
 		dataplane.SetRoute{Route: route, Replace: true},
 		dataplane.SetRoute{Route: foreign},
+		dataplane.SetRoute{Route: plain, Replace: true},
+		dataplane.DelRoute{Route: plain},
 		dataplane.DelRoute{Route: route},
 		dataplane.SetFDB{FDB: fdb},
 		dataplane.DelFDB{FDB: fdb},
@@ -206,6 +230,9 @@ func drawWorld(t *rapid.T) world {
 	if rapid.Bool().Draw(t, "fence lost") {
 		w.guard.Detach(w.read().Links[overlay].Index)
 	}
+	if rapid.Bool().Draw(t, "uplink's fence lost") {
+		w.guard.Detach(w.read().Links[underlay].Index)
+	}
 	return w
 }
 
@@ -237,11 +264,38 @@ func TestPlanConvergesInOnePass(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w, want := drawWorld(t), drawDesired(t)
 		first := w.pass(want, nil)
-		if second := w.pass(want, nil); len(second) > 0 {
+		second := w.pass(want, nil)
+		if len(second) > 0 && onlyDetaches(second) {
+			second = w.pass(want, nil)
+		}
+		if len(second) > 0 {
 			t.Fatalf("second pass:\n%s\nfirst pass:\n%s", text(second), text(first))
 		}
 		w.requireWhole(want)
 	})
+}
+
+// onlyDetaches is true of what is left for a second pass: the fence leaves an
+// uplink once no direct route has been seen there.
+func onlyDetaches(ops []dataplane.Op) bool {
+	return !slices.ContainsFunc(ops, func(op dataplane.Op) bool {
+		_, ok := op.Change.(dataplane.DetachUplink)
+		return !ok
+	})
+}
+
+// openUplink is a direct route that leads through a link without the fence.
+func openUplink(s dataplane.State) string {
+	for r := range s.Routes {
+		if isDirect(r) && !s.Uplinks[r.Link] {
+			return r.String()
+		}
+	}
+	return ""
+}
+
+func isDirect(r dataplane.Route) bool {
+	return r.Protocol == dataplane.RouteProtocol && r.Type == "unicast" && r.Via.IsValid() && r.Link == underlay
 }
 
 // requireWhole is a second opinion on what the kernel has to hold for the
@@ -256,7 +310,14 @@ func (w world) requireWhole(want dataplane.Desired) {
 			w.t.Fatalf("%s is up, fenced %v", name, s.Fenced)
 		}
 	}
+	if open := openUplink(s); open != "" {
+		w.t.Fatalf("%s without the fence", open)
+	}
+	if _, ok := s.Uplinks[underlay]; want.Held() && ok != (want.Uplink != "") {
+		w.t.Fatalf("the fence is on %v, wanted on %q", s.Uplinks, want.Uplink)
+	}
 	_, conflicts := dataplane.Plan(want, s)
+	w.requireDirect(want, s, conflicts)
 	if len(want.Overlays) == 0 {
 		return
 	}
@@ -271,7 +332,7 @@ func (w world) requireWhole(want dataplane.Desired) {
 			continue
 		}
 		_, name := overlayOf(want, p.Subnet.Addr().Is6())
-		if missing := missingOf(s, name, p, true); missing != "" {
+		if missing := missingOf(s, name, p, !p.Direct); missing != "" {
 			w.t.Fatalf("peer %v has no %s", p, missing)
 		}
 	}
@@ -280,6 +341,24 @@ func (w world) requireWhole(want dataplane.Desired) {
 			if a != b && subnet.Overlaps(other) {
 				w.t.Fatalf("tokens %s and %s are both in for %s", a, b, subnet)
 			}
+		}
+	}
+}
+
+// requireDirect wants the plain route of each peer that shall have one, and no
+// vxlan device where there is no other peer.
+func (w world) requireDirect(want dataplane.Desired, s dataplane.State, conflicts []dataplane.Conflict) {
+	for _, p := range want.Peers {
+		r := dataplane.Route{Dst: p.Subnet, Via: p.PublicIP, Link: underlay, Type: "unicast", Metric: metricOf(p), Protocol: 90, Onlink: true}
+		_, ok := s.Routes[r]
+		inTheWay := slices.ContainsFunc(conflicts, func(c dataplane.Conflict) bool { return c.Peer == p.Subnet })
+		if want.Uplink != "" && p.Direct && !ok && !inTheWay {
+			w.t.Fatalf("peer %v has no direct route", p)
+		}
+	}
+	for name, l := range s.Links {
+		if want.Uplink != "" && len(want.Overlays) == 0 && l.Kind == dataplane.KindVxlan {
+			w.t.Fatalf("%s is left", name)
 		}
 	}
 }
@@ -299,11 +378,16 @@ func oddOf(l dataplane.Link) string {
 	return l.Tunnel.Odd
 }
 
-func missingOf(s dataplane.State, link string, p dataplane.Peer, route bool) string {
-	base, metric := p.Subnet.Addr(), uint32(0)
-	if base.Is6() {
-		metric = 1024
+// metricOf is that of the routes to a peer.
+func metricOf(p dataplane.Peer) uint32 {
+	if p.Subnet.Addr().Is6() {
+		return 1024
 	}
+	return 0
+}
+
+func missingOf(s dataplane.State, link string, p dataplane.Peer, route bool) string {
+	base := p.Subnet.Addr()
 	// One of both families is let in for the subnet of the first.
 	if token := s.Tokens[p.MAC]; token != p.Subnet && (base.Is4() || !token.IsValid() || token.Addr().Is6()) {
 		return "token"
@@ -314,7 +398,7 @@ func missingOf(s dataplane.State, link string, p dataplane.Peer, route bool) str
 	if s.Neighs[dataplane.Neigh{Link: link, Addr: base}] != p.MAC {
 		return "neighbour"
 	}
-	r := dataplane.Route{Dst: p.Subnet, Via: base, Link: link, Type: "unicast", Metric: metric, Protocol: 90, Onlink: true}
+	r := dataplane.Route{Dst: p.Subnet, Via: base, Link: link, Type: "unicast", Metric: metricOf(p), Protocol: 90, Onlink: true}
 	if _, ok := s.Routes[r]; route && !ok {
 		return "route"
 	}
@@ -325,6 +409,9 @@ func TestPlanIsSafeAfterEachChange(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w, want := drawWorld(t), drawDesired(t)
 		w.pass(want, func(op dataplane.Op, before, after dataplane.State) {
+			if open := openUplink(after); open != "" && openUplink(before) == "" {
+				t.Fatalf("%s: %s without the fence", op, open)
+			}
 			switch c := op.Change.(type) {
 			case dataplane.SetUp:
 				if after.Links[c.Link].Kind == dataplane.KindVxlan && !after.Fenced[c.Link] {
@@ -335,7 +422,9 @@ func TestPlanIsSafeAfterEachChange(t *testing.T) {
 				if want.KeepPeers {
 					peers = slices.Concat(peers, peersIn(before, c.Route.Link))
 				}
-				requireFor(t, op, before, c.Route, peers)
+				if !isDirect(c.Route) {
+					requireFor(t, op, before, c.Route, peers)
+				}
 			case dataplane.AllowToken:
 				for other, subnet := range after.Tokens {
 					if other != c.MAC && subnet.Overlaps(c.Subnet) {
@@ -374,7 +463,11 @@ func TestPlanCanStopAnywhere(t *testing.T) {
 			}
 		}
 		w.pass(want, nil)
-		if again := w.pass(want, nil); len(again) > 0 {
+		again := w.pass(want, nil)
+		if onlyDetaches(again) {
+			again = w.pass(want, nil)
+		}
+		if len(again) > 0 {
 			t.Fatalf("still writes:\n%s", text(again))
 		}
 		w.requireWhole(want)

@@ -10,8 +10,10 @@ import (
 // overlays brings the vxlan devices in line and, on them, the peers. What keeps
 // one of them from its peers does not keep the other.
 func (p *planner) overlays() {
+	p.up = p.lookAtUplink()
 	p.guard()
-	if len(p.want.Overlays) == 0 {
+	p.guardUplinks()
+	if !p.want.Held() {
 		p.blocked[scopeVxlan], p.blocked[scopeVxlan6] = noSubnet, noSubnet
 		return
 	}
@@ -26,6 +28,7 @@ func (p *planner) overlays() {
 		devs = append(devs, dev)
 	}
 	p.peers(devs)
+	p.detachUplinks()
 }
 
 // noSubnet says why there is no overlay.

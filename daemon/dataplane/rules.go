@@ -144,13 +144,14 @@ type rulesWish struct {
 	name                                 string
 	networks                             string
 	ports                                string // of the overlays
+	held                                 bool
 	masq, masqRandomFully, forwardAccept bool
 }
 
 func (d Desired) rulesWish() rulesWish {
 	w := rulesWish{
 		families: d.families(), name: d.Name, networks: fmt.Sprint(d.Networks, d.Outside),
-		masq: d.Masq, masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept,
+		masq: d.Masq, held: d.Held(), masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept,
 	}
 	for _, v := range d.Overlays {
 		w.ports += fmt.Sprint(v.Local.Is6(), v.Port, ";")
@@ -237,7 +238,7 @@ func planRules(want Desired, six bool, have Rules) []TableEdit {
 	var edits []TableEdit
 	rules := wantChains(want, six, have)
 	for _, c := range ourChains(want.Name) {
-		if c.chain.Table == "raw" && want.overlay(six) == nil && (len(want.Overlays) == 0 || len(want.podNetworks(six)) > 0) {
+		if c.chain.Table == "raw" && want.overlay(six) == nil && (!want.Held() || want.Uplink == "" && len(want.podNetworks(six)) > 0) {
 			continue // an overlay that stands from before may need it
 		}
 		wanted, on := rules[c.chain.Table]

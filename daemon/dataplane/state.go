@@ -34,6 +34,10 @@ type State struct {
 	// Fenced says of each of our vxlan devices whether the fence's current
 	// program is attached both ways. A missing device means "not known".
 	Fenced map[string]bool
+	// Uplinks are the devices of the host that bear the fence in its form for
+	// one, or bore it, each with whether the fence's current program is attached
+	// both ways. nil means that it could not be read.
+	Uplinks map[string]bool
 	// Tokens are the VTEP MACs that the fence lets in, with their subnet.
 	// nil means that they could not be read.
 	Tokens map[MAC]netip.Prefix
@@ -174,6 +178,7 @@ func (s State) Clone() State {
 	s.FDB = maps.Clone(s.FDB)
 	s.Neighs = maps.Clone(s.Neighs)
 	s.Fenced = maps.Clone(s.Fenced)
+	s.Uplinks = maps.Clone(s.Uplinks)
 	s.Tokens = maps.Clone(s.Tokens)
 	s.Sysctls = maps.Clone(s.Sysctls)
 	s.Faults = slices.Clone(s.Faults)

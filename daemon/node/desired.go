@@ -36,8 +36,13 @@ type Underlay struct {
 const vxlanOverhead = 50
 
 // PodMTU is the largest packet of a pod, in bytes: what vxlan leaves of the
-// underlay's MTU, which the network config may lower or raise.
+// underlay's MTU, which the network config may lower or raise. It does so with
+// DirectRouting too, since packets to other peers go through the overlay; with
+// host-gw all of it is left.
 func (u Underlay) PodMTU(n *conf.Network) int {
+	if n != nil && n.Backend.Type == conf.BackendHostGW {
+		return cmp.Or(n.Backend.MTU, u.MTU)
+	}
 	if n != nil && n.Backend.MTU > 0 {
 		return n.Backend.MTU - vxlanOverhead
 	}
@@ -96,6 +101,7 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 			d.Claims = append(d.Claims, p.entry.V4)
 		}
 	}
+	wirePaths(d, v.Network.Backend, u)
 }
 
 // wireBridge adds the bridge with a gateway for the held subnet and one for
@@ -195,6 +201,8 @@ type peer struct {
 	dataplane.Peer
 	entry  lease.Entry
 	reason string
+	// far: nothing can lead to it from this node's link.
+	far bool
 }
 
 // tombstone says that a record is nobody's: it was taken from its holder by
@@ -215,14 +223,17 @@ func peers(v lease.View, u Underlay) []peer {
 		}
 		p := peer{entry: e, reason: unusable(e, v.Network, u)}
 		if p.reason == "" {
-			p.Peer = dataplane.Peer{Subnet: e.V4, PublicIP: e.PublicIP, MAC: dataplane.MAC(e.BackendData.VtepMAC)}
+			w := wayTo(v.Network.Backend, e.BackendType, e.PublicIP, u.Net, e.BackendData)
+			p.Peer = dataplane.Peer{Subnet: e.V4, PublicIP: e.PublicIP, MAC: dataplane.MAC(w.mac), Direct: w.direct}
+			p.reason, p.far = w.why, w.far
 		}
 		all = append(all, p)
 	}
 	return all
 }
 
-// unusable says why a record cannot be programmed; "" if it can.
+// unusable says why a record cannot be programmed, whatever its backend is; ""
+// if it can.
 func unusable(e lease.Entry, n *conf.Network, u Underlay) string {
 	switch {
 	case tombstone(e):
@@ -231,12 +242,8 @@ func unusable(e lease.Entry, n *conf.Network, u Underlay) string {
 		return "its record cannot be read"
 	case n.Network.Contains(e.PublicIP):
 		return fmt.Sprintf("its address %s lies in the pod network %s: packets to it would go round in the overlay", e.PublicIP, n.Network)
-	case e.PublicIP == u.PublicIP:
+	case e.PublicIP == u.PublicIP, e.PublicIP == u.Local:
 		return fmt.Sprintf("it announces this node's own address %s (a record of an earlier life, or a second node with that address)", e.PublicIP)
-	case e.BackendType != conf.BackendVXLAN || e.BackendData == nil || e.BackendData.VtepMAC == lease.MAC{}:
-		return fmt.Sprintf("its backend is %q, this node speaks vxlan", e.BackendType)
-	case e.BackendData.VNI != n.Backend.VNI:
-		return fmt.Sprintf("its VNI is %d, this network's is %d", e.BackendData.VNI, n.Backend.VNI)
 	case !e.PublicIP.Is4() || e.PublicIP.IsUnspecified():
 		return fmt.Sprintf("its address %s is no IPv4 address of a machine", e.PublicIP)
 	case !e.V4.IsValid():

@@ -132,6 +132,7 @@ type Node struct {
 
 	steering sync.Mutex
 	steered  dataplane.Desired // what the data plane was told last
+	linger   linger            // what of that only stays for a while
 }
 
 // New returns a Node that has done nothing yet. Run must run for its ADDs to
@@ -175,6 +176,7 @@ func (n *Node) steer() {
 	v, _ := n.cfg.Tenancy.Changed()
 	pods := n.cfg.Ledger.List()
 	d, wanted := Desired(v, u, pods, n.cfg)
+	d = n.linger.keep(d, n.steered, v, n.cfg.Prefix, n.cfg.Clock())
 	d.Bridge.Ports = n.atRest(d.Bridge.Ports, pods)
 	switch {
 	case !wanted:
@@ -189,7 +191,7 @@ func (n *Node) steer() {
 // cleared says that there were networks before, and that nothing of them is in
 // the kernel any more: bridge and overlay were looked at, and no pod is left.
 func cleared(d dataplane.Desired, r dataplane.Report) bool {
-	return len(d.Former) > 0 && len(d.Outside) == 0 && len(d.Overlays) > 0 && r.Converged && r.Err == nil
+	return len(d.Former) > 0 && len(d.Outside) == 0 && d.Held() && r.Converged && r.Err == nil
 }
 
 // underlayPoll is how soon a changed underlay is noticed.

@@ -126,14 +126,43 @@ func peerStates(v lease.View, u Underlay, r dataplane.Report) []api.Peer {
 			PublicIP: p.entry.PublicIP.String(), Epoch: p.entry.Tenant().Epoch, State: api.PeerPending}
 		if tombstone(p.entry) {
 			one.State, one.Reason = api.PeerUnreachable, p.reason
+		} else if p.far {
+			one.State, one.Reason = api.PeerUnreachable, p.reason
 		} else if p.reason != "" {
 			one.State, one.Reason = api.PeerConflict, p.reason
 		} else if pr, ok := standing[p.Peer]; ok {
-			one.State, one.Reason = string(pr.State), pr.Reason
+			one.State, one.Reason, one.Path = string(pr.State), pr.Reason, pathOf(pr)
+		} else if pr, ok := lingering(p.Peer, r); ok {
+			one.State, one.Reason, one.Path = string(pr.State), pr.Reason, pathOf(pr)
 		}
 		all = append(all, one)
 	}
 	return append(all, keptPeers(all, r)...)
+}
+
+// lingering is the standing of a peer of which a way of before has stayed: there
+// it has more than it needs now.
+func lingering(p dataplane.Peer, r dataplane.Report) (dataplane.PeerReport, bool) {
+	i := slices.IndexFunc(r.Peers, func(pr dataplane.PeerReport) bool {
+		o := pr.Peer
+		return o.Subnet == p.Subnet && o.PublicIP == p.PublicIP &&
+			(o.MAC == p.MAC || p.MAC == dataplane.MAC{}) && (o.Direct == p.Direct || o.Direct)
+	})
+	if i < 0 {
+		return dataplane.PeerReport{}, false
+	}
+	return r.Peers[i], true
+}
+
+// pathOf says how packets get to a peer that is programmed.
+func pathOf(pr dataplane.PeerReport) string {
+	switch {
+	case pr.State != dataplane.PeerProgrammed:
+		return ""
+	case pr.Direct:
+		return api.PathDirect
+	}
+	return api.PathVXLAN
 }
 
 // keptPeers are those that only the kernel knows while etcd's list cannot be
@@ -141,7 +170,7 @@ func peerStates(v lease.View, u Underlay, r dataplane.Report) []api.Peer {
 func keptPeers(listed []api.Peer, r dataplane.Report) []api.Peer {
 	var all []api.Peer
 	for _, k := range r.Kept {
-		one := api.Peer{Subnet: k.Peer.Subnet.String(), PublicIP: k.Peer.PublicIP.String(), State: string(k.State),
+		one := api.Peer{Subnet: k.Peer.Subnet.String(), PublicIP: k.Peer.PublicIP.String(), State: string(k.State), Path: pathOf(k),
 			Reason: "it has no record in etcd, which forgot or is settling; it is kept until a record overlaps its subnet, or until etcd has settled without it"}
 		if k.Reason != "" {
 			one.Reason += "; " + k.Reason

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/fence"
 )
 
 // passes bounds how often the kernel is looked at: the second pass finds
@@ -16,7 +17,7 @@ const passes = 3
 
 // kernel removes everything of the instance, reading after writing.
 func (r *removal) kernel(ctx context.Context) error {
-	k, err := dataplane.OpenLinux(dataplane.LinuxOptions{Name: r.Instance, Guard: noFence{}})
+	k, err := dataplane.OpenLinux(dataplane.LinuxOptions{Name: r.Instance, Guard: noFence{r.Instance}})
 	if err != nil {
 		return fmt.Errorf("clean the kernel: %w", err)
 	}
@@ -60,8 +61,9 @@ func unread(s dataplane.State, asked dataplane.Families) error {
 	return nil
 }
 
-// noFence stands for the fence where devices are only removed.
-type noFence struct{}
+// noFence stands for the fence where devices are only removed, and the filters
+// on the host's own.
+type noFence struct{ instance string }
 
 var _ dataplane.Guard = noFence{}
 
@@ -70,3 +72,15 @@ func (noFence) Attach(context.Context, int) error            { return errors.Err
 func (noFence) Tokens() (map[[6]byte]netip.Prefix, error)    { return nil, nil }
 func (noFence) Allow(mac [6]byte, subnet netip.Prefix) error { return errors.ErrUnsupported }
 func (noFence) Deny(mac [6]byte) error                       { return errors.ErrUnsupported }
+
+func (n noFence) Uplinks() ([]int, error) {
+	return fence.Uplinks(fence.Options{Instance: n.instance})
+}
+
+func (noFence) AttachedUplink(context.Context, int) (bool, error) { return true, nil }
+
+func (noFence) AttachUplink(context.Context, int) error { return errors.ErrUnsupported }
+
+func (n noFence) DetachUplink(_ context.Context, ifindex int) error {
+	return fence.RemoveUplink(fence.Options{Instance: n.instance}, ifindex)
+}

@@ -278,6 +278,15 @@ func (g *openGuard) Attach(_ context.Context, ifindex int) error {
 	return nil
 }
 
+// Uplinks and what follows: the bench has no direct routes.
+func (g *openGuard) Uplinks() ([]int, error) { return nil, nil }
+
+func (g *openGuard) AttachedUplink(context.Context, int) (bool, error) { return false, nil }
+
+func (g *openGuard) AttachUplink(context.Context, int) error { return errors.ErrUnsupported }
+
+func (g *openGuard) DetachUplink(context.Context, int) error { return nil }
+
 func (g *openGuard) Tokens() (map[[6]byte]netip.Prefix, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -132,6 +132,7 @@ func (k *Kernel) Read(ctx context.Context, rules dataplane.Families) (dataplane.
 		}
 		s.Fenced[name] = attached
 	}
+	k.readUplinks(ctx, &s)
 	tokens, err := k.guard.Tokens()
 	if err != nil {
 		s.Faults = append(s.Faults, dataplane.Fault{What: "fence", Why: err.Error()})
@@ -142,6 +143,21 @@ func (k *Kernel) Read(ctx context.Context, rules dataplane.Families) (dataplane.
 		s.Tokens[mac] = subnet
 	}
 	return s, nil
+}
+
+func (k *Kernel) readUplinks(ctx context.Context, s *dataplane.State) {
+	known, err := k.guard.Uplinks()
+	uplinks := map[string]bool{}
+	for name, l := range s.Links {
+		if err == nil && slices.Contains(known, l.Index) {
+			uplinks[name], err = k.guard.AttachedUplink(ctx, l.Index)
+		}
+	}
+	if err != nil {
+		s.Faults = append(s.Faults, dataplane.Fault{What: "fence", Why: err.Error()})
+		return
+	}
+	s.Uplinks = uplinks
 }
 
 // RulesMark implements dataplane.Kernel.
@@ -168,6 +184,18 @@ func (k *Kernel) Apply(ctx context.Context, op dataplane.Op) error {
 			return err
 		}
 		return k.guard.Attach(ctx, l.Index)
+	case dataplane.AttachUplink:
+		l, err := k.link(c.Link)
+		if err != nil {
+			return err
+		}
+		return k.guard.AttachUplink(ctx, l.Index)
+	case dataplane.DetachUplink:
+		l, err := k.link(c.Link)
+		if err != nil {
+			return nil // gone, and the fence with it
+		}
+		return k.guard.DetachUplink(ctx, l.Index)
 	case dataplane.AllowToken:
 		return k.guard.Allow(c.MAC, c.Subnet)
 	case dataplane.DenyToken:
@@ -179,6 +207,8 @@ func (k *Kernel) Apply(ctx context.Context, op dataplane.Op) error {
 		return k.setRules(c)
 	case dataplane.SetRoute, dataplane.DelRoute:
 		return k.applyRoute(c)
+	case dataplane.Reroute:
+		return k.reroute(c)
 	case dataplane.AddAddr, dataplane.DelAddr:
 		return k.applyAddr(c)
 	case dataplane.SetFDB, dataplane.DelFDB, dataplane.SetNeigh, dataplane.DelNeigh:
@@ -564,4 +594,15 @@ func (k *Kernel) applyRoute(change dataplane.Change) error {
 		delete(k.state.Routes, c.Route)
 	}
 	return nil
+}
+
+func (k *Kernel) reroute(c dataplane.Reroute) error {
+	var errs []error
+	for _, r := range c.Set {
+		errs = append(errs, k.applyRoute(dataplane.SetRoute{Route: r, Replace: true}))
+	}
+	for _, r := range c.Del {
+		errs = append(errs, k.applyRoute(dataplane.DelRoute{Route: r}))
+	}
+	return errors.Join(errs...)
 }
