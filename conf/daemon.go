@@ -20,9 +20,10 @@ type Daemon struct {
 	// Ifaces are names or shell patterns of the underlay interface, the first
 	// match wins; empty takes the one that has PublicIP or routes to etcd.
 	Ifaces []string
-	// PublicIP is the address to announce; the zero Addr takes the interface's.
-	// With Ifaces it need not be on this machine (1:1 NAT).
-	PublicIP netip.Addr
+	// PublicIP and PublicIP6 are the addresses to announce, one of each family;
+	// the zero Addr takes the interface's. With Ifaces they need not be on this
+	// machine (1:1 NAT).
+	PublicIP, PublicIP6 netip.Addr
 
 	Etcd Etcd
 	// EtcdEmbedded runs an etcd server inside, on the URL EtcdEmbeddedListen. With
@@ -70,7 +71,7 @@ type Daemon struct {
 type daemonForm struct {
 	Daemon
 	configFile    string
-	publicIP      string
+	publicIPs     []string
 	networkConfig string
 	exclude       []string
 	logLevel      string
@@ -88,7 +89,7 @@ func (f *daemonForm) flagSet() *pflag.FlagSet {
 	fs.StringVar(&f.Name, "name", "tenure", "first part of device and chain `name`s, 6 bytes at most; two instances need two")
 	fs.StringVar(&f.NodeName, "node-name", "", "this node's `name` in the cluster (default the host name)")
 	fs.StringSliceVar(&f.Ifaces, "iface", nil, "underlay interface by `NAME|PATTERN,...`, a shell pattern; the first match wins (default the one that routes to etcd)")
-	fs.StringVar(&f.publicIP, "public-ip", "", "`address` this node announces; one that is not on it (1:1 NAT) needs --iface too")
+	fs.StringSliceVar(&f.publicIPs, "public-ip", nil, "`address` this node announces, or one of each family with a comma; one that is not on it (1:1 NAT) needs --iface too")
 	f.Etcd.AddFlags(fs)
 	fs.BoolVar(&f.EtcdEmbedded, "etcd-embedded", false, "run one etcd server inside this process, for trying out, one machine, or a small cluster")
 	fs.StringVar(&f.EtcdEmbeddedListen, "etcd-embedded-listen", DefaultEtcdEndpoint, "client `URL` of the embedded etcd; with https it shows --etcd-certfile, and with --etcd-cafile it wants a certificate of its clients")

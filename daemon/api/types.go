@@ -110,7 +110,10 @@ type Status struct {
 	Lease     *Lease     `json:"lease"`
 	Subnet    string     `json:"subnet"`
 	Subnet6   string     `json:"subnet6"`
+	// PublicIP and PublicIP6 are what the node announces, "" where it has none of
+	// that family.
 	PublicIP  string     `json:"publicIP"`
+	PublicIP6 string     `json:"publicIP6"`
 	Interface string     `json:"interface"`
 	MTU       int        `json:"mtu"`
 	Addresses Addresses  `json:"addresses"`

@@ -75,8 +75,8 @@ func faultTexts(err error) []string {
 func addressesOf(s *Snapshot) []conf.Named {
 	var all []conf.Named
 	for _, e := range s.Entries {
-		if e.PublicIP.IsValid() && !e.PublicIP.IsUnspecified() {
-			all = append(all, conf.Named{Prefix: netip.PrefixFrom(e.PublicIP, e.PublicIP.BitLen()), What: e.holder()})
+		for _, a := range e.Addresses() {
+			all = append(all, conf.Named{Prefix: netip.PrefixFrom(a, a.BitLen()), What: e.holder()})
 		}
 	}
 	return all

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,7 +37,7 @@ func (n *Node) Status() *api.Status {
 			"bring the interface up, or name another with --iface; this is tried again every few seconds"))
 	}
 	if ok {
-		s.PublicIP, s.Interface, s.MTU = u.PublicIP.String(), u.Interface, u.PodMTU(v.Network)
+		s.PublicIP, s.PublicIP6, s.Interface, s.MTU = addressText(u.PublicIP), addressText(u.PublicIP6), u.Interface, u.PodMTU(v.Network)
 	}
 	n.addHolding(s, v, now)
 	s.Stranded = append(s.Stranded, stranded(v, pods)...)
@@ -55,6 +56,14 @@ func (n *Node) Status() *api.Status {
 	}
 	n.since.stamp(s.Problems)
 	return s
+}
+
+// addressText is "" for no address.
+func addressText(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
 }
 
 // state is the tenancy's, but a node without pods has nothing to lose.

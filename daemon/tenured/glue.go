@@ -184,10 +184,10 @@ func absolute(file string) string {
 
 // publish is what this node announces for a subnet.
 func (d *daemon) publish(n conf.Network, s lease.Subnets, epoch int64) (lease.Record, error) {
-	u, ok := d.underlay.Get()
-	if !ok {
-		return lease.Record{}, d.underlay.Ready()
+	if err := d.underlay.Ready(&n); err != nil {
+		return lease.Record{}, err
 	}
+	u, _ := d.underlay.Get()
 	return lease.Record{PublicIP: u.PublicIP, BackendType: conf.BackendVXLAN,
 		BackendData: &lease.BackendData{VNI: n.Backend.VNI, VtepMAC: lease.VTEPMAC(d.cfg.Etcd.Prefix, s, epoch)}}, nil
 }

@@ -127,6 +127,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	d.underlay.onLinks = func(links []netlink.Link, addrs []netlink.Addr) {
 		d.bridges.look(links, addrs, d.engine.View().Holding.Subnets())
 	}
+	d.underlay.network = func() *conf.Network { return d.engine.View().Network }
 	d.underlay.onTaken, d.underlay.reached = d.engine.Rejudge, etcd.reached
 	etcd.onAgain = d.engine.Touch // a proof shows whether it is the same store
 	d.attacher = attach.New(cfg.Name, netns.None(), log)
@@ -141,7 +142,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	d.hook, d.flows = d.onStranded(boot), flows.New(netns.None(), log)
 	d.node = node.New(node.Config{
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
-		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
+		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Err,
 		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
 		Tenancy: d.engine, GiveUp: d.engine.Leave, Forget: d.engine.ForgetNetworks, Ledger: ledger, Interfaces: timedInterfaces{d.attacher, d.times}, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Neighbours: d.attacher, Flows: d.flows, Surroundings: d.surroundings, Log: log, Step: step,
 	})
