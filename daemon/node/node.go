@@ -124,7 +124,7 @@ type Node struct {
 	keys    keyLocks
 	added   addedSince
 	since   firstSeen
-	changed chan struct{} // capacity 1: the ledger changed, Desired may too
+	changed chan struct{} // capacity 1: ledger or underlay changed, Desired may too
 
 	mu     sync.Mutex
 	ready  lease.Subnets // the subnet for which the bridge has been waited for
@@ -206,6 +206,9 @@ func (n *Node) atRest(ports []string, pods []ipam.Allocation) []string {
 	}
 	return slices.DeleteFunc(ports, func(port string) bool { return busy[port] })
 }
+
+// Touch tells Run that the underlay changed.
+func (n *Node) Touch() { n.touched() }
 
 // touched tells Run that the ledger changed.
 func (n *Node) touched() {

@@ -37,6 +37,7 @@ func (n *Node) Status() *api.Status {
 	}
 	if ok {
 		s.PublicIP, s.Interface, s.MTU = u.PublicIP.String(), u.Interface, u.PodMTU(v.Network)
+		s.Problems = append(s.Problems, mtuProblems(u, v.Network)...)
 	}
 	n.addHolding(s, v, now)
 	s.Stranded = append(s.Stranded, stranded(v, pods)...)

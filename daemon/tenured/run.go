@@ -82,6 +82,7 @@ type daemon struct {
 	underlay  *underlay
 	endpoints *endpoints
 	bridges   *bridges
+	podMTUs   *podMTUs
 	embedded  *embedded
 	engine    *lease.Engine
 	plane     *lateLoop
@@ -92,6 +93,7 @@ type daemon struct {
 	times     *server.Times
 	flows     *flows.Forgetter
 	fence     atomic.Pointer[fence.Fence] // nil before there is one; its counts are read
+	moved     chan struct{}               // capacity 1: the underlay changed, files may too
 	// former are the subnets of before this start.
 	former []netip.Prefix
 }
@@ -103,7 +105,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{cfg: cfg, log: log, plane: newLateLoop(), times: server.NewTimes()}
+	d := &daemon{cfg: cfg, log: log, plane: newLateLoop(), times: server.NewTimes(), moved: make(chan struct{}, 1)}
 	etcd, step := &connections{}, stopAt()
 	if d.memory, err = lease.OpenMemory(cfg.StateDir, productUUID()); err != nil {
 		return nil, err
@@ -122,9 +124,11 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Boot: boot, Memory: d.memory, Clock: fence.BootTime, Clocks: clocks, Flannel: d.underlay.flannelUp, Running: uidRuns,
 		Ready: d.underlay.Ready, Local: d.underlay.local, Public: d.underlay.public, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Why: d.endpoints.why, Step: step, Log: log,
 	})
-	d.underlay.onChange, d.underlay.onLook = d.engine.Touch, etcd.closeFrom
+	d.underlay.onChange, d.underlay.onLook = d.underlayMoved, etcd.closeFrom
 	d.bridges = &bridges{ours: dataplane.Desired{Name: cfg.Name}.BridgeName()}
+	d.podMTUs = &podMTUs{instance: cfg.Name}
 	d.underlay.onLinks = func(links []netlink.Link, addrs []netlink.Addr) {
+		d.podMTUs.look(links)
 		d.bridges.look(links, addrs, d.engine.View().Holding.Subnets())
 	}
 	d.underlay.onTaken, d.underlay.reached = d.engine.Rejudge, etcd.reached
