@@ -16,7 +16,7 @@ func BenchmarkIdlePlan(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			ctx := context.Background()
 			want := node34()
-			want.Network = prefix("10.0.0.0/8")
+			want.Networks = []netip.Prefix{prefix("10.0.0.0/8")}
 			for i := range n {
 				want.Peers = append(want.Peers, dataplane.Peer{
 					Subnet:   netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + i/256), byte(i), 0}), 24),

@@ -142,7 +142,7 @@ func applyIsIdempotent(t *testing.T, m *machine) {
 	twice(node34(peer(35), peer(36)))
 	twice(node34(peer(36)))
 	want := node34()
-	want.Vxlan.VNI = 2
+	want.Overlays[0].VNI = 2
 	twice(want)
 	m.converge(t, want)
 }
@@ -278,7 +278,7 @@ fdb del 0a:58:00:00:00:24 dst 192.0.2.36 dev tenure.1`
 func ownMACChanges(t *testing.T, m *machine) {
 	want := node34(peer(35), peer(36))
 	m.converge(t, want)
-	want.Vxlan.MAC = mac(340)
+	want.Overlays[0].MAC = mac(340)
 	m.converge(t, want)
 }
 
@@ -297,7 +297,7 @@ func deviceIsRemade(t *testing.T, m *machine) {
 func vniChanges(t *testing.T, m *machine) {
 	want := node34(peer(35))
 	m.converge(t, want)
-	want.Vxlan.VNI = 7
+	want.Overlays[0].VNI = 7
 	m.converge(t, want)
 	s := m.read(t)
 	if _, old := s.Links[overlay]; old || !s.Links["tenure.7"].Up || !s.Fenced["tenure.7"] {
@@ -309,7 +309,7 @@ func noVxlanLeavesAlone(t *testing.T, m *machine) {
 	m.converge(t, node34(peer(35)))
 	before := m.read(t)
 	want := node34(peer(36))
-	want.Vxlan = nil
+	want.Overlays = nil
 	if ops := m.converge(t, want); len(ops) > 0 {
 		t.Errorf("wrote\n%s", text(ops))
 	}
@@ -321,7 +321,7 @@ func noVxlanLeavesAlone(t *testing.T, m *machine) {
 func strandedSubnet(t *testing.T, m *machine) {
 	first := node34(peer(35))
 	first.Bridge.Gateways = []netip.Prefix{prefix("10.5.30.1/24")}
-	first.Vxlan.Addr = prefix("10.5.30.0/32")
+	first.Overlays[0].Addr = prefix("10.5.30.0/32")
 	m.converge(t, first)
 
 	both := node34(peer(35))
@@ -358,7 +358,7 @@ func strandedSubnet(t *testing.T, m *machine) {
 func nobodyKnows(t *testing.T, m *machine, known dataplane.Desired, pods ...netip.Addr) {
 	t.Helper()
 	early := known
-	early.Vxlan, early.Peers, early.HostRoutes = nil, nil, nil
+	early.Overlays, early.Peers, early.HostRoutes = nil, nil, nil
 	early.Bridge.Gateways = known.Bridge.Gateways[:1]
 	early.Bridge.Former = []dataplane.Former{{Gateway: prefix("10.5.30.1/24"), Pods: pods}}
 	if ops := m.converge(t, early); len(ops) > 0 {
@@ -367,7 +367,7 @@ func nobodyKnows(t *testing.T, m *machine, known dataplane.Desired, pods ...neti
 	// What a pod needs is made again all the same.
 	gone := early.Bridge
 	gone.Gateways = nil
-	if ops, _ := dataplane.Plan(dataplane.Desired{Name: early.Name, Network: early.Network, Bridge: gone}, dataplane.State{}); !strings.Contains(text(ops), "addr add 10.5.30.1/24") {
+	if ops, _ := dataplane.Plan(dataplane.Desired{Name: early.Name, Networks: early.Networks, Bridge: gone}, dataplane.State{}); !strings.Contains(text(ops), "addr add 10.5.30.1/24") {
 		t.Errorf("on an empty kernel:\n%s", text(ops))
 	}
 }
@@ -386,7 +386,7 @@ func optionsOff(t *testing.T, m *machine) {
 func networkIsWidened(t *testing.T, m *machine) {
 	m.converge(t, node34(peer(35)))
 	want := node34(peer(35))
-	want.Network = prefix("10.0.0.0/8")
+	want.Networks = []netip.Prefix{prefix("10.0.0.0/8")}
 	ops := m.converge(t, want)
 	if len(ops) != 3 {
 		t.Errorf("want rules and two routes, wrote\n%s", text(ops))
@@ -400,14 +400,14 @@ func networkIsNarrowed(t *testing.T, m *machine) {
 	gateways := want.Bridge.Gateways
 	want.Bridge.Gateways = append(slices.Clone(gateways), prefix("10.5.200.1/24"))
 	m.converge(t, want)
-	want.Network, want.Former, want.Bridge.Gateways = prefix("10.5.32.0/19"), []netip.Prefix{prefix("10.5.0.0/16")}, gateways
+	want.Networks, want.Former, want.Bridge.Gateways = []netip.Prefix{prefix("10.5.32.0/19")}, []netip.Prefix{prefix("10.5.0.0/16")}, gateways
 	m.converge(t, want)
 	s := m.read(t)
 	if _, ok := s.Addrs[dataplane.Addr{Link: bridge, Prefix: prefix("10.5.200.1/24")}]; ok {
 		t.Error("the gateway of nobody stays")
 	}
 	for r := range s.Routes {
-		if r.Type == dataplane.RouteUnreachable && r.Dst != want.Network {
+		if r.Type == dataplane.RouteUnreachable && r.Dst != want.Networks[0] {
 			t.Errorf("%+v stays", r)
 		}
 	}
@@ -422,8 +422,8 @@ func anotherNetwork(t *testing.T, m *machine) {
 		Metric: dataplane.UnreachableMetric, Protocol: dataplane.RouteProtocol}
 	m.change(t, dataplane.SetRoute{Route: others})
 	want := node34()
-	want.Network, want.Former, want.Outside = prefix("10.6.0.0/16"), []netip.Prefix{prefix("10.5.0.0/16")}, []netip.Prefix{prefix("10.5.34.0/24")}
-	want.Vxlan.Addr, want.Vxlan.MAC = prefix("10.6.1.0/32"), mac(61)
+	want.Networks, want.Former, want.Outside = []netip.Prefix{prefix("10.6.0.0/16")}, []netip.Prefix{prefix("10.5.0.0/16")}, []netip.Prefix{prefix("10.5.34.0/24")}
+	want.Overlays[0].Addr, want.Overlays[0].MAC = prefix("10.6.1.0/32"), mac(61)
 	want.Bridge.Gateways = []netip.Prefix{prefix("10.5.34.1/24"), prefix("10.6.1.1/24")}
 	old := func(routes, addrs, rules int) {
 		t.Helper()
@@ -558,14 +558,14 @@ func foreignVxlan(t *testing.T, m *machine) {
 
 func parentMissing(t *testing.T, m *machine) {
 	want := node34(peer(35))
-	want.Vxlan.Parent = "later0"
+	want.Overlays[0].Parent = "later0"
 	m.converge(t, want)
 	wantConflict(t, want, m.read(t), "parent", "later0")
 	// A device that exists keeps working when its parent is renamed.
-	want.Vxlan.Parent = underlay
+	want.Overlays[0].Parent = underlay
 	m.converge(t, want)
 	before := m.read(t)
-	want.Vxlan.Parent = "later0"
+	want.Overlays[0].Parent = "later0"
 	if ops := m.converge(t, want); len(ops) > 0 {
 		t.Errorf("wrote\n%s", text(ops))
 	}
@@ -716,11 +716,11 @@ func watchSignals(t *testing.T, m *machine) {
 
 func firstSubnet(t *testing.T, m *machine) {
 	want := node34(peer(35), peer(34))
-	want.Vxlan.Addr = prefix("10.5.0.0/32")
+	want.Overlays[0].Addr = prefix("10.5.0.0/32")
 	want.Bridge.Gateways = []netip.Prefix{prefix("10.5.0.1/24")}
 	m.converge(t, want)
 	for _, network := range []string{"10.0.0.0/12", "10.0.0.0/8"} {
-		want.Network = prefix(network)
+		want.Networks = []netip.Prefix{prefix(network)}
 		m.converge(t, want)
 	}
 }
@@ -773,7 +773,7 @@ func fencedBeforeUp(t *testing.T, m *machine) {
 // down.
 func fencedWithoutSubnet(t *testing.T, m *machine) {
 	held, lost := node34(peer(35)), node34(peer(35))
-	lost.Vxlan = nil
+	lost.Overlays = nil
 	m.converge(t, held)
 	m.guard.Detach(m.read(t).Links[overlay].Index)
 	m.converge(t, lost)

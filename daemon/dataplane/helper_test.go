@@ -178,20 +178,28 @@ func peer(n int) dataplane.Peer {
 // node34 wants everything: 10.5.34.0/24 with the given peers.
 func node34(peers ...dataplane.Peer) dataplane.Desired {
 	return dataplane.Desired{
-		Name:    instance,
-		Network: prefix("10.5.0.0/16"),
+		Name:     instance,
+		Networks: []netip.Prefix{prefix("10.5.0.0/16")},
 		Bridge: dataplane.Bridge{
 			MAC: mac(1000), MTU: 1450, Gateways: []netip.Prefix{prefix("10.5.34.1/24")},
 		},
-		Vxlan: &dataplane.Vxlan{
+		Overlays: []dataplane.Vxlan{{
 			VNI: 1, Port: 8472, Local: addr("192.0.2.1"), Parent: underlay,
 			MAC: mac(34), MTU: 1450, Addr: prefix("10.5.34.0/32"),
-		},
+		}},
 		Peers:           peers,
 		Masq:            true,
 		MasqRandomFully: true,
 		ForwardAccept:   true,
 	}
+}
+
+// overlayOf is the vxlan device that is wanted, and its name; "" for none.
+func overlayOf(want dataplane.Desired) (v dataplane.Vxlan, name string) {
+	for _, v = range want.Overlays {
+		name = v.DeviceName(want.Name)
+	}
+	return v, name
 }
 
 func quietLog() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -527,7 +527,7 @@ func TestLoopRestsMoreWithMorePeers(t *testing.T) {
 				p.PublicIP, p.MAC = netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), dataplane.MAC{2, 0, 0, 1, byte(i >> 8), byte(i)}
 				d.Peers = append(d.Peers, p)
 			}
-			d.Network = prefix("10.0.0.0/8")
+			d.Networks = []netip.Prefix{prefix("10.0.0.0/8")}
 			b.loop.Set(d)
 			b.converge(time.Minute)
 			<-time.After(10 * time.Second)

@@ -47,12 +47,21 @@ const (
 	scopeNetwork = "network"
 	scopeBridge  = "bridge"
 	scopeVxlan   = "vxlan"
+	scopeVxlan6  = "vxlan6"
 )
+
+// vxlanScope is the scope of the overlay of an address's family.
+func vxlanScope(a netip.Addr) string {
+	if a.Is6() {
+		return scopeVxlan6
+	}
+	return scopeVxlan
+}
 
 // Plan returns what has to be done to turn have into want, in an order that
 // is safe to stop at any point, and what stands in the way. It is pure.
 //
-// The order is: forwarding, rules, the unreachable route, the bridge, the
+// The order is: forwarding, rules, the unreachable routes, the bridge, each
 // vxlan device from creation over the fence to its address, then each peer
 // from token over forwarding entry and neighbour to route; last, from the
 // route down, what is no longer wanted.
@@ -66,9 +75,9 @@ func planAll(want Desired, have State) *planner {
 	p := newPlanner(want.settled(have), have)
 	p.forwarding()
 	p.rules()
-	p.network()
+	p.networks()
 	p.bridge()
-	p.vxlan()
+	p.overlays()
 	p.foreignRoutes()
 	p.neighbours()
 	return p
@@ -81,16 +90,20 @@ type planner struct {
 	places    map[place][]Route
 	ops       []Op
 	conflicts []Conflict
-	// blocked says why no peer can be programmed; "" when they can.
-	blocked string
+	// blocked says, by the scope of an overlay, why none of its peers can be
+	// programmed; "" when they can.
+	blocked map[string]string
 	// rejected are peers that cannot be programmed, with the reason.
 	rejected map[Peer]string
 	// kept are peers that only the kernel knows, and that stay.
 	kept []Peer
+	// tokens are the VTEP MACs that shall be let in, each with the subnet that
+	// it stands for.
+	tokens map[MAC]netip.Prefix
 }
 
 func newPlanner(want Desired, have State) *planner {
-	p := &planner{want: want, have: have, places: make(map[place][]Route, len(have.Routes)), rejected: map[Peer]string{}}
+	p := &planner{want: want, have: have, places: make(map[place][]Route, len(have.Routes)), rejected: map[Peer]string{}, blocked: map[string]string{}}
 	// Nearly all places have one route: those share one piece of memory.
 	all := make([]Route, 0, len(have.Routes))
 	for r := range have.Routes {
@@ -143,9 +156,9 @@ func (p *planner) forwarding() {
 	if p.have.Links[p.want.BridgeName()].Kind == KindBridge {
 		links = append(links, p.want.BridgeName())
 	}
-	if v := p.want.Vxlan; v != nil {
-		if p.have.Links[p.want.VxlanName()].Kind == KindVxlan {
-			links = append(links, p.want.VxlanName())
+	for _, v := range p.want.Overlays {
+		if name := v.DeviceName(p.want.Name); p.have.Links[name].Kind == KindVxlan {
+			links = append(links, name)
 		}
 		links = append(links, v.Parent)
 	}
@@ -163,7 +176,7 @@ func (p *planner) rules() {
 	if edits := planRules(p.want, *p.have.Rules); len(edits) > 0 {
 		p.add(scopeRules, SetRules{edits})
 	}
-	if why := p.have.Rules.NoTrackFault; why != "" && p.want.Vxlan != nil {
+	if why := p.have.Rules.NoTrackFault; why != "" && len(p.want.Overlays) > 0 {
 		p.conflict(conflictNoTrack, "outer packets pass through conntrack: %s", why)
 	}
 	if mixed := p.have.Rules.Mixed; mixed != "" {
@@ -171,17 +184,18 @@ func (p *planner) rules() {
 	}
 }
 
-// network keeps the unreachable route for Network. One for an older Network
-// goes; any other that does not overlap belongs to another instance.
-func (p *planner) network() {
-	want := Route{
-		Dst: p.want.Network, Type: RouteUnreachable,
-		Metric: UnreachableMetric, Protocol: RouteProtocol,
+// networks keeps the unreachable routes for the networks. One for an older
+// network goes; any other that does not overlap belongs to another instance.
+func (p *planner) networks() {
+	wanted := map[place]bool{}
+	for _, n := range p.want.Networks {
+		want := Route{Dst: n, Type: RouteUnreachable, Metric: UnreachableMetric, Protocol: RouteProtocol}
+		wanted[want.place()] = true
+		p.setRoute(func() string { return scopeNetwork }, want, nothingGoes)
 	}
-	p.setRoute(func() string { return scopeNetwork }, want, nothingGoes)
 	for _, r := range p.routesThat(func(r Route) bool {
-		return r.Type == RouteUnreachable && r.Protocol == RouteProtocol &&
-			r.place() != want.place() && (r.Dst.Overlaps(p.want.Network) || slices.Contains(p.want.Former, r.Dst))
+		return r.Type == RouteUnreachable && r.Protocol == RouteProtocol && !wanted[r.place()] &&
+			(slices.ContainsFunc(p.want.Networks, r.Dst.Overlaps) || slices.Contains(p.want.Former, r.Dst))
 	}) {
 		p.add(scopeNetwork, DelRoute{r})
 	}
@@ -292,14 +306,14 @@ func (p *planner) delAddrs(scope, link string, old []netip.Prefix) {
 	}
 }
 
-// foreignRoutes reports the routes of others inside Network. Those that the
+// foreignRoutes reports the routes of others inside the networks. Those that the
 // kernel makes for addresses of our devices are no strangers.
 func (p *planner) foreignRoutes() {
 	for _, r := range p.routesThat(func(r Route) bool {
 		ours := r.Protocol == RouteProtocol || p.isOurLink(r.Link) && r.Protocol == protocolKernel
-		return !ours && p.inNetwork(r.Dst)
+		return !ours && p.want.inNetwork(r.Dst)
 	}) {
-		p.conflict("route", "route %s lies inside %s, is not ours and is left alone", r, p.want.Network)
+		p.conflict("route", "route %s lies inside %s, is not ours and is left alone", r, p.want.network(r.Dst.Addr()))
 	}
 }
 

@@ -83,7 +83,7 @@ neigh set 10.5.36.0 lladdr 0a:58:00:00:00:23 dev tenure.1`,
 			damage: nil,
 			want: func() dataplane.Desired {
 				d := node34(peer(35))
-				d.Vxlan.Port = 4789
+				d.Overlays[0].Port = 4789
 				return d
 			}(),
 			ops: `

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// keptPeers are the peers of the kernel that are not wanted, and stay all the
+// keptPeers are the peers on a device that are not wanted, and stay all the
 // same because Desired.KeepPeers asks for it. They are then treated as wanted
 // ones, so that what is missing of them comes back.
 //
@@ -19,16 +19,16 @@ func (p *planner) keptPeers(dev overlay, wanted []Peer) []Peer {
 		return nil
 	}
 	found := p.foundPeers(dev)
-	macs := map[MAC]bool{}
+	macs := map[vtep]bool{}
 	for _, peer := range wanted {
-		macs[peer.MAC] = true
+		macs[peer.vtep()] = true
 	}
 	taken := p.claimed(found)
 	var kept []Peer
 	for _, peer := range found {
 		_, own := p.ownOverlap(peer.Subnet)
 		_, clash := taken.overlap(peer.Subnet)
-		if own || clash || macs[peer.MAC] || peer.PublicIP == p.want.Vxlan.Local || !p.inNetwork(peer.Subnet) {
+		if own || clash || macs[peer.vtep()] || peer.PublicIP == dev.want.Local || !p.want.inNetwork(peer.Subnet) {
 			continue
 		}
 		taken.add(peer.Subnet)
@@ -76,8 +76,4 @@ func (p *planner) claimed(peers []Peer) *prefixSet {
 		set.add(c)
 	}
 	return set
-}
-
-func (p *planner) inNetwork(subnet netip.Prefix) bool {
-	return subnet.Bits() >= p.want.Network.Bits() && p.want.Network.Contains(subnet.Addr())
 }

@@ -6,7 +6,9 @@ import (
 	"slices"
 )
 
-func peerScope(subnet netip.Prefix) string { return scopeVxlan + "/peer/" + subnet.String() }
+func peerScope(subnet netip.Prefix) string {
+	return vxlanScope(subnet.Addr()) + "/peer/" + subnet.String()
+}
 
 // peerItems are the kernel objects of one peer.
 type peerItems struct {
@@ -31,34 +33,73 @@ func (dev overlay) items(peer Peer) peerItems {
 	}
 }
 
-// peers brings tokens, forwarding entries, neighbours and routes in line.
-func (p *planner) peers(dev overlay) {
+// peers brings tokens, forwarding entries, neighbours and routes in line. A
+// token stands for a tenancy, not for a family, so all of those that a peer has
+// no more go before the first new one comes.
+func (p *planner) peers(devs []overlay) {
+	if len(devs) == 0 {
+		return
+	}
 	if p.have.Tokens == nil {
-		p.blocked = "the fence's tokens cannot be read"
+		for _, dev := range devs {
+			p.blocked[dev.scope] = "the fence's tokens cannot be read"
+		}
 		return
 	}
 	accepted := p.acceptedPeers()
-	p.kept = p.keptPeers(dev, accepted)
-	items := make([]peerItems, 0, len(accepted)+len(p.kept))
-	for _, peer := range slices.Concat(accepted, p.kept) {
-		items = append(items, dev.items(peer))
+	items := make([][]peerItems, len(devs))
+	wanted := slices.Clone(accepted)
+	for i, dev := range devs {
+		kept := p.keptPeers(dev, accepted)
+		p.kept, wanted = append(p.kept, kept...), append(wanted, kept...)
+		for _, peer := range slices.Concat(accepted, kept) {
+			if vxlanScope(peer.Subnet.Addr()) == dev.scope {
+				items[i] = append(items[i], dev.items(peer))
+			}
+		}
 	}
-	gone := p.replacedTokens(items)
-	dev.odd = p.oddFDB(dev)
-	for _, it := range items {
-		p.setPeer(dev, it)
+	p.tokens = tokensOf(wanted)
+	gone := p.replacedTokens()
+	for i, dev := range devs {
+		dev.odd = p.oddFDB(dev)
+		for _, it := range items[i] {
+			p.setPeer(dev, it)
+		}
+		p.oldPeers(dev, items[i])
 	}
-	p.oldPeers(dev, items)
+	if p.want.KeepPeers && len(devs) < len(p.want.Overlays) {
+		return // those of a device that cannot be looked at may be kept ones
+	}
 	for _, mac := range gone {
 		// A scope of its own: nothing that fails before may keep it in.
 		p.add("token/"+mac.String(), DenyToken{mac})
 	}
 }
 
+// tokensOf are the tokens of the peers, each with the subnet that it stands
+// for: a peer's first one, where both families have one MAC.
+func tokensOf(peers []Peer) map[MAC]netip.Prefix {
+	tokens := make(map[MAC]netip.Prefix, len(peers))
+	for _, peer := range peers {
+		if first, ok := tokens[peer.MAC]; !ok || peer.Subnet.Compare(first) < 0 {
+			tokens[peer.MAC] = peer.Subnet
+		}
+	}
+	return tokens
+}
+
+// vtep is a VTEP MAC in one family.
+type vtep struct {
+	mac MAC
+	six bool
+}
+
+func (peer Peer) vtep() vtep { return vtep{peer.MAC, peer.Subnet.Addr().Is6()} }
+
 // acceptedPeers are the peers that can be programmed, in order of subnet.
 func (p *planner) acceptedPeers() []Peer {
 	out := make([]Peer, 0, len(p.want.Peers))
-	macs := make(map[MAC]netip.Prefix, len(p.want.Peers))
+	macs := make(map[vtep]netip.Prefix, len(p.want.Peers))
 	taken := newPrefixSet(len(p.want.Peers))
 	for _, peer := range p.want.Peers {
 		taken.expect(peer.Subnet)
@@ -66,7 +107,7 @@ func (p *planner) acceptedPeers() []Peer {
 	for _, peer := range p.want.Peers {
 		own, overlaps := p.ownOverlap(peer.Subnet)
 		other, clash := taken.overlap(peer.Subnet)
-		same, double := macs[peer.MAC]
+		same, double := macs[peer.vtep()]
 		switch {
 		case overlaps:
 			p.reject(peer, "subnet %s overlaps %s of this node", peer.Subnet, own)
@@ -74,10 +115,10 @@ func (p *planner) acceptedPeers() []Peer {
 			p.reject(peer, "subnet %s overlaps %s of another peer", peer.Subnet, other)
 		case double:
 			p.reject(peer, "VTEP MAC %s is also that of the peer with %s", peer.MAC, same)
-		case peer.PublicIP == p.want.Vxlan.Local:
+		case slices.ContainsFunc(p.want.Overlays, func(v Vxlan) bool { return v.Local == peer.PublicIP }):
 			p.reject(peer, "public address %s is this node's own", peer.PublicIP)
 		default:
-			macs[peer.MAC] = peer.Subnet
+			macs[peer.vtep()] = peer.Subnet
 			taken.add(peer.Subnet)
 			out = append(out, peer)
 		}
@@ -89,8 +130,10 @@ func (p *planner) acceptedPeers() []Peer {
 // ownOverlap returns the prefix on this node that subnet overlaps. A gateway
 // with a host length marks a stranded subnet that belongs to a peer now.
 func (p *planner) ownOverlap(subnet netip.Prefix) (netip.Prefix, bool) {
-	if p.want.Vxlan.Addr.Overlaps(subnet) {
-		return p.want.Vxlan.Addr, true
+	for _, v := range p.want.Overlays {
+		if v.Addr.Overlaps(subnet) {
+			return v.Addr, true
+		}
 	}
 	for _, g := range p.want.Bridge.Gateways {
 		if !g.IsSingleIP() && g.Overlaps(subnet) {
@@ -149,23 +192,21 @@ func (s *prefixSet) overlap(p netip.Prefix) (netip.Prefix, bool) {
 // before any new token, so that never two are in for one subnet; a MAC that
 // changes its subnet is let in again with its peer. The MACs that stand for
 // no peer at all are returned for later.
-func (p *planner) replacedTokens(items []peerItems) (gone []MAC) {
-	wanted := make(map[MAC]netip.Prefix, len(items))
-	subnets := newPrefixSet(len(items))
+func (p *planner) replacedTokens() (gone []MAC) {
+	subnets := newPrefixSet(len(p.tokens))
 	for _, subnet := range p.have.Tokens {
 		subnets.expect(subnet)
 	}
-	for _, it := range items {
-		subnets.expect(it.peer.Subnet)
+	for _, subnet := range p.tokens {
+		subnets.expect(subnet)
 	}
-	for _, it := range items {
-		wanted[it.peer.MAC] = it.peer.Subnet
-		subnets.add(it.peer.Subnet)
+	for _, subnet := range p.tokens {
+		subnets.add(subnet)
 	}
 	for _, mac := range keysThat(p.have.Tokens, compareMACs, func(mac MAC) bool {
-		return wanted[mac] != p.have.Tokens[mac]
+		return p.tokens[mac] != p.have.Tokens[mac]
 	}) {
-		_, keep := wanted[mac]
+		_, keep := p.tokens[mac]
 		_, overlaps := subnets.overlap(p.have.Tokens[mac])
 		if overlaps {
 			p.add("token/"+mac.String(), DenyToken{mac})
@@ -177,8 +218,9 @@ func (p *planner) replacedTokens(items []peerItems) (gone []MAC) {
 }
 
 func (p *planner) setPeer(dev overlay, it peerItems) {
-	if dev.attached || p.have.Tokens[it.peer.MAC] != it.peer.Subnet {
-		p.add(it.scope(), AllowToken{it.peer.MAC, it.peer.Subnet})
+	token := p.tokens[it.peer.MAC]
+	if dev.attached || p.have.Tokens[it.peer.MAC] != token {
+		p.add(it.scope(), AllowToken{it.peer.MAC, token})
 	}
 	if odd, ok := dev.odd[it.peer.MAC]; ok {
 		p.add(it.scope(), DelFDB{odd})
@@ -215,7 +257,7 @@ func (p *planner) oldPeers(dev overlay, items []peerItems) {
 	for _, n := range keysThat(p.have.Neighs, compareNeighs, func(n Neigh) bool {
 		return n.Link == dev.name && !neighs[n]
 	}) {
-		p.add(scopeVxlan+"/old", DelNeigh{n})
+		p.add(dev.scope+"/old", DelNeigh{n})
 	}
 	p.oldFDB(dev, fdb)
 }
@@ -254,6 +296,6 @@ func (p *planner) oldFDB(dev overlay, wanted map[FDB]bool) {
 		replaced := wantedMACs[f.MAC] && perMAC[f.MAC] == 1
 		return f.Link == dev.name && !wanted[f] && !replaced
 	}) {
-		p.add(scopeVxlan+"/old", DelFDB{f})
+		p.add(dev.scope+"/old", DelFDB{f})
 	}
 }

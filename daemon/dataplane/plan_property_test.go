@@ -52,11 +52,11 @@ func drawDesired(t *rapid.T) dataplane.Desired {
 	}
 	switch rapid.IntRange(0, 9).Draw(t, "vxlan") {
 	case 0:
-		want.Vxlan = nil
+		want.Overlays = nil
 	case 1:
-		want.Vxlan.VNI = 2
+		want.Overlays[0].VNI = 2
 	case 2:
-		want.Vxlan.Port = 4789
+		want.Overlays[0].Port = 4789
 	}
 	return want
 }
@@ -215,7 +215,7 @@ func TestPlanConvergesInOnePass(t *testing.T) {
 func (w world) requireWhole(want dataplane.Desired) {
 	s := w.read()
 	for name, l := range s.Links {
-		if odd := oddOf(l); odd != "" && name != underlay && (want.Vxlan != nil || l.Kind != dataplane.KindVxlan) {
+		if odd := oddOf(l); odd != "" && name != underlay && (len(want.Overlays) > 0 || l.Kind != dataplane.KindVxlan) {
 			w.t.Fatalf("%s is left with %s", name, odd)
 		}
 		if l.Kind == dataplane.KindVxlan && l.Up && !s.Fenced[name] {
@@ -223,11 +223,11 @@ func (w world) requireWhole(want dataplane.Desired) {
 		}
 	}
 	_, conflicts := dataplane.Plan(want, s)
-	if want.Vxlan == nil {
+	if len(want.Overlays) == 0 {
 		return
 	}
-	name := want.VxlanName()
-	if l := s.Links[name]; !l.Up || !s.Fenced[name] || l.MAC != want.Vxlan.MAC {
+	name := want.Overlays[0].DeviceName(want.Name)
+	if l := s.Links[name]; !l.Up || !s.Fenced[name] || l.MAC != want.Overlays[0].MAC {
 		w.t.Fatalf("device %+v, fenced %v", l, s.Fenced)
 	}
 	for _, p := range want.Peers {
@@ -373,7 +373,7 @@ func TestPlanLeavesOthersAlone(t *testing.T) {
 				}
 			}
 			for a := range s.Addrs {
-				if !want.Network.Contains(a.Prefix.Addr()) && a.Link == bridge {
+				if !want.Networks[0].Contains(a.Prefix.Addr()) && a.Link == bridge {
 					out = append(out, a.String())
 				}
 			}

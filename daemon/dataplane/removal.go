@@ -10,9 +10,9 @@ import (
 // Removal returns what takes everything of an instance out of the kernel, in
 // order: rules, overlay, bridge, routes. What hangs on a device goes with it.
 // The ends of pods' interfaces stay, as does forwarding, which others may rely
-// on. Of the unreachable routes only that of network is known to be this
-// instance's; without a network they are left. It is pure.
-func Removal(instance string, network netip.Prefix, have State) (ops []Op, left []Conflict) {
+// on. Of the unreachable routes only those of networks are known to be this
+// instance's; without a network of their family they are left. It is pure.
+func Removal(instance string, networks []netip.Prefix, have State) (ops []Op, left []Conflict) {
 	add := func(scope string, c Change) { ops = append(ops, Op{Scope: scope, Change: c}) }
 	if have.Rules != nil {
 		if edits := noRules(instance, *have.Rules); len(edits) > 0 {
@@ -37,10 +37,11 @@ func Removal(instance string, network netip.Prefix, have State) (ops []Op, left 
 	for _, r := range keysThat(have.Routes, compareRoutes, func(r Route) bool {
 		return r.Protocol == RouteProtocol && r.Type == RouteUnreachable
 	}) {
+		sameFamily := func(n netip.Prefix) bool { return n.Addr().Is4() == r.Dst.Addr().Is4() }
 		switch {
-		case !network.IsValid():
+		case !slices.ContainsFunc(networks, sameFamily):
 			left = append(left, Conflict{What: "route", Text: fmt.Sprintf("%s is left: whose it is, is not known without the pod network", r)})
-		case network.Overlaps(r.Dst):
+		case slices.ContainsFunc(networks, r.Dst.Overlaps):
 			add(scopeNetwork, DelRoute{r})
 		}
 	}

@@ -103,18 +103,18 @@ func (p *planner) pendingReasons(failed []failure) func(Peer) string {
 		}
 	}
 	if len(p.ops) == 0 { // then nothing failed either
-		return func(Peer) string { return p.blocked }
+		return func(peer Peer) string { return p.blocked[vxlanScope(peer.Subnet.Addr())] }
 	}
 	planned := make(map[string]Op, len(p.ops))
 	for _, op := range p.ops {
 		planned[op.Scope] = op
 	}
 	return func(peer Peer) string {
-		own := peerScope(peer.Subnet)
-		if why := cmp.Or(p.blocked, failures[scopeVxlan], failures[own]); why != "" {
+		own, device := peerScope(peer.Subnet), vxlanScope(peer.Subnet.Addr())
+		if why := cmp.Or(p.blocked[device], failures[device], failures[own]); why != "" {
 			return why
 		}
-		for _, scope := range []string{own, scopeVxlan} {
+		for _, scope := range []string{own, device} {
 			if op, ok := planned[scope]; ok {
 				return "being programmed: " + op.String()
 			}

@@ -140,15 +140,15 @@ type rulesWish struct {
 
 func (d Desired) rulesWish() rulesWish {
 	w := rulesWish{name: d.Name, networks: fmt.Sprint(d.podNetworks()), masq: d.Masq, masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept}
-	if d.Vxlan != nil {
-		w.port = d.Vxlan.Port
+	for _, v := range d.Overlays {
+		w.port = v.Port
 	}
 	return w
 }
 
 // podNetworks are where pods of this node, or of others, have their addresses.
 func (d Desired) podNetworks() []netip.Prefix {
-	return append([]netip.Prefix{d.Network}, d.Outside...)
+	return slices.Concat(d.Networks, d.Outside)
 }
 
 // wantChains are the rules of the chains that shall exist. Rules that only
@@ -167,8 +167,8 @@ func wantChains(want Desired, have Rules) map[string][]string {
 				rule("-d "+net, "to pods", "ACCEPT"))
 		}
 	}
-	if want.Vxlan != nil && have.NoTrackFault == "" {
-		match := fmt.Sprintf("-p udp -m udp --dport %d", want.Vxlan.Port)
+	if len(want.Overlays) > 0 && have.NoTrackFault == "" {
+		match := fmt.Sprintf("-p udp -m udp --dport %d", want.Overlays[0].Port)
 		out["raw"] = []string{rule(match, "outer packets of the overlay", "CT --notrack")}
 	}
 	return out
@@ -204,7 +204,7 @@ func planRules(want Desired, have Rules) []TableEdit {
 	var edits []TableEdit
 	rules := wantChains(want, have)
 	for _, c := range ourChains(want.Name) {
-		if c.chain.Table == "raw" && want.Vxlan == nil {
+		if c.chain.Table == "raw" && len(want.Overlays) == 0 {
 			continue
 		}
 		wanted, on := rules[c.chain.Table]

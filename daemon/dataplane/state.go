@@ -172,10 +172,23 @@ func (s State) Clone() State {
 
 func bridgeName(instance string) string { return instance + "0" }
 
+// vxlanPrefix is what the names of an instance's vxlan devices begin with.
+func vxlanPrefix(instance string, six bool) string {
+	if six {
+		return instance + "6."
+	}
+	return instance + "."
+}
+
 // ourVxlan reports whether name is one that a vxlan device of the instance
-// bears: the instance, a dot, a number.
+// bears, of either family.
 func ourVxlan(instance, name string) bool {
-	digits, ok := strings.CutPrefix(name, instance+".")
+	return ourVxlanOf(instance, name, false) || ourVxlanOf(instance, name, true)
+}
+
+// ourVxlanOf is the same for one family: the prefix and a number.
+func ourVxlanOf(instance, name string, six bool) bool {
+	digits, ok := strings.CutPrefix(name, vxlanPrefix(instance, six))
 	if !ok {
 		return false
 	}

@@ -41,12 +41,23 @@ func Desired(v lease.View, u Underlay, pods []ipam.Allocation, c Config) (datapl
 		return dataplane.Desired{}, false
 	}
 	d := dataplane.Desired{
-		Name: c.Instance, Network: v.Network.Network, Former: v.Networks,
+		Name: c.Instance, Networks: networksOf(*v.Network), Former: v.Networks,
 		Masq: c.Masq, MasqRandomFully: c.MasqRandomFully, ForwardAccept: c.ForwardAccept,
 	}
 	wireOverlay(&d, v, u, c)
 	wireBridge(&d, v, u, pods, c)
 	return d, true
+}
+
+// networksOf are the ranges of all nodes, one for each family that pods have.
+func networksOf(n conf.Network) []netip.Prefix {
+	var all []netip.Prefix
+	for _, p := range []netip.Prefix{n.Network, n.IPv6Network} {
+		if p.IsValid() {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // wireOverlay adds the vxlan device and the peers while a subnet is held.
@@ -58,12 +69,12 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 		return
 	}
 	held := v.Holding.Subnets()
-	d.Vxlan = &dataplane.Vxlan{
+	d.Overlays = []dataplane.Vxlan{{
 		VNI: v.Network.Backend.VNI, Port: v.Network.Backend.Port,
 		Local: u.Local, Parent: u.Interface, MTU: u.OverlayMTU(v.Network, false),
 		MAC:  dataplane.MAC(lease.VTEPMAC(c.Prefix, held, v.Holding.Epoch())),
 		Addr: netip.PrefixFrom(held.V4.Addr(), held.V4.Addr().BitLen()),
-	}
+	}}
 	d.KeepPeers = v.Settling
 	for _, p := range peers(v, u) {
 		if p.reason == "" {
@@ -124,7 +135,8 @@ func wireOutside(d *dataplane.Desired, pods []ipam.Allocation) {
 	outside := map[netip.Prefix]bool{}
 	for _, a := range pods {
 		for _, p := range a.Addresses {
-			if p.Addr().Is4() && !d.Network.Contains(p.Addr()) {
+			inside := slices.ContainsFunc(d.Networks, func(n netip.Prefix) bool { return n.Contains(p.Addr()) })
+			if p.Addr().Is4() && !inside {
 				outside[p.Masked()] = true
 			}
 		}

@@ -189,7 +189,7 @@ func (n *Node) steer() {
 // cleared says that there were networks before, and that nothing of them is in
 // the kernel any more: bridge and overlay were looked at, and no pod is left.
 func cleared(d dataplane.Desired, r dataplane.Report) bool {
-	return len(d.Former) > 0 && len(d.Outside) == 0 && d.Vxlan != nil && r.Converged && r.Err == nil
+	return len(d.Former) > 0 && len(d.Outside) == 0 && len(d.Overlays) > 0 && r.Converged && r.Err == nil
 }
 
 // underlayPoll is how soon a changed underlay is noticed.

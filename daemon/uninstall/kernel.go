@@ -26,7 +26,7 @@ func (r *removal) kernel(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("clean the kernel: %w", err)
 		}
-		ops, left := dataplane.Removal(r.Instance, r.network, state)
+		ops, left := dataplane.Removal(r.Instance, r.networks, state)
 		if len(ops) == 0 {
 			for _, c := range left {
 				r.say("%s", c.Text)

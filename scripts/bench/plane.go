@@ -241,10 +241,10 @@ func (p *plane) damages(want dataplane.Desired) []harm {
 // desired wants the given number of peers.
 func (p *plane) desired(peers int) dataplane.Desired {
 	d := dataplane.Desired{
-		Name: "tenure", Network: netip.MustParsePrefix("10.0.0.0/8"),
+		Name: "tenure", Networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 		Bridge: dataplane.Bridge{MAC: dataplane.MAC{0x0a, 1}, MTU: 1450, Gateways: []netip.Prefix{netip.MustParsePrefix("10.5.34.1/24")}},
-		Vxlan: &dataplane.Vxlan{VNI: 1, Port: 8472, Local: p.local, Parent: "eth0",
-			MAC: dataplane.MAC{0x0a, 2}, MTU: 1450, Addr: netip.MustParsePrefix("10.5.34.0/32")},
+		Overlays: []dataplane.Vxlan{{VNI: 1, Port: 8472, Local: p.local, Parent: "eth0",
+			MAC: dataplane.MAC{0x0a, 2}, MTU: 1450, Addr: netip.MustParsePrefix("10.5.34.0/32")}},
 		Masq: true, MasqRandomFully: true, ForwardAccept: true,
 	}
 	for i := range peers {
