@@ -57,6 +57,10 @@ type Desired struct {
 	// ForwardAccept accepts forwarded packets from and to the networks, after all
 	// other rules of the FORWARD chain.
 	ForwardAccept bool
+	// Clamp is the largest packet, in bytes, that TCP of pods may agree on: the
+	// segments named when a connection is made are lowered to it, and to what
+	// the connection's way takes. 0 leaves them alone.
+	Clamp int
 }
 
 // BridgeName is the name of the bridge.
@@ -113,6 +117,8 @@ type Vxlan struct {
 	MAC    MAC
 	// MTU is in bytes; 0 leaves it to the kernel.
 	MTU int
+	// TxChecksum leaves checksums of inner packets to the hardware below.
+	TxChecksum bool
 	// Addr is the subnet's base address with a host length.
 	Addr netip.Prefix
 }

@@ -112,6 +112,7 @@ func (k *Linux) Read(ctx context.Context, rules bool) (State, error) {
 		return State{}, err
 	}
 	k.readFence(ctx, &s)
+	k.readTxChecksum(&s)
 	k.readSysctls(&s)
 	if rules {
 		r, err := k.tables.read(ctx)

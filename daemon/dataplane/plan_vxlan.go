@@ -120,6 +120,10 @@ func (p *planner) vxlanDevice(dev *overlay, link Link, exists, parent bool) {
 		p.repairLink(dev.scope, name, link, want.MAC, want.MTU)
 		dev.noNeighs = link.MAC != want.MAC || link.NoARP
 	}
+	// Ahead of the first packet: a wrong checksum is what the setting is about.
+	if on, known := p.have.TxChecksum[name]; dev.fresh || known && on != want.TxChecksum {
+		p.add(dev.scope+"/checksum", SetTxChecksum{name, want.TxChecksum})
+	}
 	if !link.Up {
 		p.add(dev.scope, SetUp{name})
 	}

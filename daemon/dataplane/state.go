@@ -31,6 +31,9 @@ type State struct {
 	// Fenced says of each of our vxlan devices whether the fence's current
 	// program is attached both ways. A missing device means "not known".
 	Fenced map[string]bool
+	// TxChecksum says of each of our vxlan devices whether checksums of what it
+	// sends are left to the hardware. A missing device means "not known".
+	TxChecksum map[string]bool
 	// Tokens are the VTEP MACs that the fence lets in, with their subnet.
 	// nil means that they could not be read.
 	Tokens map[MAC]netip.Prefix
@@ -160,6 +163,7 @@ func (s State) Clone() State {
 	s.FDB = maps.Clone(s.FDB)
 	s.Neighs = maps.Clone(s.Neighs)
 	s.Fenced = maps.Clone(s.Fenced)
+	s.TxChecksum = maps.Clone(s.TxChecksum)
 	s.Tokens = maps.Clone(s.Tokens)
 	s.Sysctls = maps.Clone(s.Sysctls)
 	s.Faults = slices.Clone(s.Faults)
