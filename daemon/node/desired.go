@@ -44,6 +44,9 @@ func Desired(v lease.View, u Underlay, pods []ipam.Allocation, c Config) (datapl
 		Name: c.Instance, Networks: networksOf(*v.Network), Former: v.Networks,
 		Masq: c.Masq, MasqRandomFully: c.MasqRandomFully, ForwardAccept: c.ForwardAccept,
 	}
+	if c.ClampMSS {
+		d.Clamp = u.PodMTU(v.Network)
+	}
 	wireOverlay(&d, v, u, c)
 	wireBridge(&d, v, u, pods, c)
 	return d, true
@@ -71,7 +74,7 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 	held := v.Holding.Subnets()
 	d.Overlays = []dataplane.Vxlan{{
 		VNI: v.Network.Backend.VNI, Port: v.Network.Backend.Port,
-		Local: u.Local, Parent: u.Interface, MTU: u.OverlayMTU(v.Network, false),
+		Local: u.Local, Parent: u.Interface, MTU: u.OverlayMTU(v.Network, false), TxChecksum: c.TxChecksum,
 		MAC:  dataplane.MAC(lease.VTEPMAC(c.Prefix, held, v.Holding.Epoch())),
 		Addr: netip.PrefixFrom(held.V4.Addr(), held.V4.Addr().BitLen()),
 	}}

@@ -15,6 +15,7 @@ import (
 	"github.com/tenure-cni/tenure/daemon/dataplane"
 	"github.com/tenure-cni/tenure/daemon/hook"
 	"github.com/tenure-cni/tenure/daemon/lease"
+	"github.com/tenure-cni/tenure/daemon/pathmtu"
 	"github.com/tenure-cni/tenure/ipam"
 )
 
@@ -81,8 +82,9 @@ type Config struct {
 	Underlay func() (u Underlay, ok bool)
 	// UnderlayErr says why none is.
 	UnderlayErr func() error
-	// Masq, MasqRandomFully and ForwardAccept are the flags of these names.
-	Masq, MasqRandomFully, ForwardAccept bool
+	// Masq, MasqRandomFully, ForwardAccept, ClampMSS and TxChecksum are the flags
+	// of these names.
+	Masq, MasqRandomFully, ForwardAccept, ClampMSS, TxChecksum bool
 
 	Tenancy Tenancy
 	// GiveUp gives the subnet of the tenancy up.
@@ -96,6 +98,8 @@ type Config struct {
 	// then nobody is told.
 	Flows      Flows
 	Neighbours Neighbours
+	// Holes are the ways to peers that lose large packets; nil for none.
+	Holes func() []pathmtu.Hole
 	// Forget is told which former networks have left nothing in the kernel; nil
 	// is nobody.
 	Forget func([]netip.Prefix)
@@ -176,6 +180,7 @@ func (n *Node) steer() {
 	pods := n.cfg.Ledger.List()
 	d, wanted := Desired(v, u, pods, n.cfg)
 	d.Bridge.Ports = n.atRest(d.Bridge.Ports, pods)
+	d.Clamp = clampTo(d.Clamp, n.holes())
 	switch {
 	case !wanted:
 	case !reflect.DeepEqual(d, n.steered):
@@ -207,7 +212,7 @@ func (n *Node) atRest(ports []string, pods []ipam.Allocation) []string {
 	return slices.DeleteFunc(ports, func(port string) bool { return busy[port] })
 }
 
-// Touch tells Run that the underlay changed.
+// Touch tells Run that the underlay, or a way to a peer, changed.
 func (n *Node) Touch() { n.touched() }
 
 // touched tells Run that the ledger changed.

@@ -51,6 +51,9 @@ func (n *Node) Status() *api.Status {
 	if failed := n.cfg.Hook.GivenUp(); len(failed) > 0 {
 		s.Problems = append(s.Problems, hookProblem(failed))
 	}
+	if ok && v.Network != nil {
+		s.Problems = append(s.Problems, holeProblems(n.holes(), s.Peers, *v.Network, n.cfg.ClampMSS)...)
+	}
 	if n.cfg.Surroundings != nil {
 		s.Problems = append(s.Problems, n.cfg.Surroundings()...)
 	}

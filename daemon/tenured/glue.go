@@ -17,6 +17,7 @@ import (
 	"github.com/tenure-cni/tenure/daemon/fence"
 	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/daemon/node"
+	"github.com/tenure-cni/tenure/daemon/pathmtu"
 	"github.com/tenure-cni/tenure/daemon/server"
 )
 
@@ -191,6 +192,9 @@ func (d *daemon) publish(n conf.Network, s lease.Subnets, epoch int64) (lease.Re
 	return lease.Record{PublicIP: u.PublicIP, BackendType: conf.BackendVXLAN,
 		BackendData: &lease.BackendData{VNI: n.Backend.VNI, VtepMAC: lease.VTEPMAC(d.cfg.Etcd.Prefix, s, epoch)}}, nil
 }
+
+// holes are the ways to peers that lose large packets.
+func (d *daemon) holes() []pathmtu.Hole { return d.paths.Holes() }
 
 // underlayMoved tells whoever works with the underlay that it is another, or
 // has another MTU.

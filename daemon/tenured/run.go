@@ -22,6 +22,7 @@ import (
 	"github.com/tenure-cni/tenure/daemon/flows"
 	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/daemon/node"
+	"github.com/tenure-cni/tenure/daemon/pathmtu"
 	"github.com/tenure-cni/tenure/daemon/server"
 	"github.com/tenure-cni/tenure/ipam"
 )
@@ -62,6 +63,7 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 	g.Go(func() error { return d.node.Collect(ctx) })
 	g.Go(func() error { return d.hook.Run(ctx) })
 	g.Go(func() error { return d.flows.Run(ctx) })
+	g.Go(func() error { return d.paths.Run(ctx) })
 	g.Go(func() error { return d.tenancy(ctx) })
 	g.Go(func() error { return watchdog(ctx, cfg.Socket, log) })
 	if cfg.EtcdEmbedded {
@@ -83,6 +85,7 @@ type daemon struct {
 	endpoints *endpoints
 	bridges   *bridges
 	podMTUs   *podMTUs
+	paths     *pathmtu.Checker
 	embedded  *embedded
 	engine    *lease.Engine
 	plane     *lateLoop
@@ -146,9 +149,10 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	d.node = node.New(node.Config{
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
 		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Ready,
-		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
+		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept, ClampMSS: cfg.ClampMSS, TxChecksum: cfg.TxChecksum, Holes: d.holes,
 		Tenancy: d.engine, GiveUp: d.engine.Leave, Forget: d.engine.ForgetNetworks, Ledger: ledger, Interfaces: timedInterfaces{d.attacher, d.times}, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Neighbours: d.attacher, Flows: d.flows, Surroundings: d.surroundings, Log: log, Step: step,
 	})
+	d.paths = pathmtu.New(d.node.Ways, d.node.Touch, log)
 	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
 	return d, nil
 }
