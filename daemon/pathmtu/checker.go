@@ -43,8 +43,8 @@ func (c *Checker) Holes() []Hole {
 func (c *Checker) Run(ctx context.Context) error {
 	for {
 		pause := idle
-		if w, ok := c.choose(time.Now()); ok {
-			c.check(ctx, w)
+		if w, ways, ok := c.choose(time.Now()); ok {
+			c.check(ctx, w, ways)
 			pause = rest
 		}
 		t := time.NewTimer(pause)
@@ -57,21 +57,22 @@ func (c *Checker) Run(ctx context.Context) error {
 	}
 }
 
-// choose is the way to check now.
-func (c *Checker) choose(now time.Time) (Way, bool) {
+// choose is the way to check now, of so many.
+func (c *Checker) choose(now time.Time) (w Way, count int, ok bool) {
 	ways := c.ways()
 	before := c.Holes()
 	c.mu.Lock()
 	if len(ways) > 0 { // none at all is a node whose overlay is closed just now
 		c.seen = forget(ways, c.seen)
 	}
-	w, ok := next(ways, c.seen, now)
+	w, ok = next(ways, c.seen, now)
 	c.mu.Unlock()
 	c.tell(before)
-	return w, ok
+	return w, len(ways), ok
 }
 
-func (c *Checker) check(ctx context.Context, w Way) {
+// check checks one way of so many.
+func (c *Checker) check(ctx context.Context, w Way, count int) {
 	e, err := openEcho(w.From, w.To)
 	if err != nil {
 		c.log.Debug("way to a peer not checked", "peer", w.To, "error", err)
@@ -94,7 +95,7 @@ func (c *Checker) check(ctx context.Context, w Way) {
 	}
 	before := c.Holes()
 	c.mu.Lock()
-	c.seen[w] = k.after(verdict, passes, time.Now())
+	c.seen[w] = k.after(verdict, passes, time.Now(), count)
 	c.mu.Unlock()
 	c.tell(before)
 }

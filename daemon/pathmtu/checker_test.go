@@ -60,7 +60,7 @@ const mute = "iptables -A OUTPUT -p icmp --icmp-type fragmentation-needed -j DRO
 func (h hop) judge(t *testing.T, w Way) (v Verdict, passes int) {
 	t.Helper()
 	c := New(func() []Way { return []Way{w} }, func() {}, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	if err := h.near.Do(func() error { c.check(context.Background(), w); return nil }); err != nil {
+	if err := h.near.Do(func() error { c.check(context.Background(), w, 1); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	k := c.seen[w]

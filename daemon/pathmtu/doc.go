@@ -10,8 +10,9 @@
 // behind a firewall that drops echo requests, is not judged.
 //
 // The load is bounded whatever happens: one check at a time, and half a second
-// of rest behind each. A way that is well costs two requests every ten minutes;
-// with a thousand peers that is 3.3 a second and never more than 4.
+// of rest behind each. A way that is well costs two requests a minute; where there
+// are more than a hundred of them they are checked less often, so that it is never
+// more than 3.4 a second.
 //
 // It must not import other packages of the daemon.
 package pathmtu

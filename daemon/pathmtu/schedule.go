@@ -7,12 +7,14 @@ import (
 const (
 	// rest is between two checks.
 	rest = 500 * time.Millisecond
-	// every is how often a way that is well is checked.
-	every = 10 * time.Minute
+	// minute is how often a way that is well is checked, or where there are many
+	// of them one every share, so that the load stays what it is.
+	minute = time.Minute
+	share  = 600 * time.Millisecond
 	// again is how often a hole is.
-	again = 15 * time.Second
+	again = 5 * time.Second
 	// firstPatience is how soon one is that did not answer; each time it does
-	// not, twice as long, up to every.
+	// not, twice as long, up to that.
 	firstPatience = 2 * time.Second
 	// idle is how often the ways are looked at while none is due.
 	idle = time.Second
@@ -28,18 +30,22 @@ type known struct {
 	patience time.Duration
 }
 
-// after is what is known once a check has said something.
-func (k known) after(v Verdict, passes int, now time.Time) known {
+// every is how often each of so many ways is checked while it is well.
+func every(ways int) time.Duration { return max(minute, time.Duration(ways)*share) }
+
+// after is what is known once a check of one among so many ways has said
+// something.
+func (k known) after(v Verdict, passes int, now time.Time, ways int) known {
 	switch {
 	case v == Well:
-		return known{verdict: Well, due: now.Add(every)}
+		return known{verdict: Well, due: now.Add(every(ways))}
 	case v == Holed:
 		return known{verdict: Holed, passes: passes, due: now.Add(again)}
 	case k.verdict == Holed:
 		k.due = now.Add(again) // who does not answer does not take it back
 		return k
 	}
-	k.patience = min(max(2*k.patience, firstPatience), every)
+	k.patience = min(max(2*k.patience, firstPatience), every(ways))
 	k.due = now.Add(k.patience)
 	return k
 }

@@ -50,7 +50,7 @@ func TestLoad(t *testing.T) {
 				t.Fatalf("%s: %d requests for one check", name, l.asked)
 			}
 			requests += l.asked
-			seen[w] = seen[w].after(v, passes, now)
+			seen[w] = seen[w].after(v, passes, now, len(ways))
 			now = now.Add(rest)
 		}
 		if rate := float64(requests) / time.Hour.Seconds(); rate > c.perHour {
@@ -74,30 +74,30 @@ func TestNext(t *testing.T) {
 		if got, ok := next(ways, seen, now); !ok || got != w {
 			t.Fatalf("way %d: %v, %t", i, got, ok)
 		}
-		seen[w] = seen[w].after([]Verdict{Well, Holed, Unknown}[i], 1250, now)
+		seen[w] = seen[w].after([]Verdict{Well, Holed, Unknown}[i], 1250, now, 3)
 	}
 	if w, ok := next(ways, seen, now.Add(firstPatience-1)); ok {
 		t.Errorf("nothing is due: %v", w)
 	}
-	for after, want := range map[time.Duration]Way{firstPatience: ways[2], again: ways[2], every: ways[2]} {
+	for after, want := range map[time.Duration]Way{firstPatience: ways[2], again: ways[2], minute: ways[2]} {
 		if w, ok := next(ways, seen, now.Add(after)); !ok || w != want {
 			t.Errorf("after %s: %v, %t; want the one due first, %v", after, w, ok, want)
 		}
 	}
-	seen[ways[2]] = seen[ways[2]].after(Unknown, 0, now)
+	seen[ways[2]] = seen[ways[2]].after(Unknown, 0, now, 3)
 	if k := seen[ways[2]]; k.patience != 2*firstPatience {
 		t.Errorf("asked again after %s, want twice as long as before", k.patience)
 	}
 	for range 20 {
-		seen[ways[2]] = seen[ways[2]].after(Unknown, 0, now)
+		seen[ways[2]] = seen[ways[2]].after(Unknown, 0, now, 3)
 	}
-	if k := seen[ways[2]]; k.patience != every {
-		t.Errorf("asked again after %s, want %s at most", k.patience, every)
+	if k := seen[ways[2]]; k.patience != minute {
+		t.Errorf("asked again after %s, want %s at most", k.patience, minute)
 	}
-	if k := seen[ways[1]].after(Unknown, 0, now); k.verdict != Holed || k.passes != 1250 {
+	if k := seen[ways[1]].after(Unknown, 0, now, 3); k.verdict != Holed || k.passes != 1250 {
 		t.Errorf("silence takes a hole back: %+v", k)
 	}
-	if k := seen[ways[1]].after(Well, 0, now); k.verdict != Well || k.passes != 0 {
+	if k := seen[ways[1]].after(Well, 0, now, 3); k.verdict != Well || k.passes != 0 {
 		t.Errorf("a hole that is filled is still one: %+v", k)
 	}
 	larger := ways[1]
