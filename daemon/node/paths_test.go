@@ -104,8 +104,8 @@ func TestHolesAreSteeredBy(t *testing.T) {
 	n2 := entry("n2", "10.5.35.0/24", "192.0.2.12", 8)
 	for _, clamp := range []bool{true, false} {
 		r := newRig(t, held(t, "10.5.34.0/24", 7, n2))
-		r.Node.cfg.ClampMSS = clamp
-		r.Node.cfg.Holes = func() []pathmtu.Hole { return []pathmtu.Hole{hole("10.5.35.1", 1250)} }
+		r.cfg.ClampMSS = clamp
+		r.cfg.Holes = func() []pathmtu.Hole { return []pathmtu.Hole{hole("10.5.35.1", 1250)} }
 		r.steer()
 		want := 0
 		if clamp {

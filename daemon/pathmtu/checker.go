@@ -17,12 +17,14 @@ type Checker struct {
 
 	mu   sync.Mutex
 	seen map[Way]known
+	// holed are those in seen that lose packets, with the size that passes.
+	holed map[Way]int
 }
 
 // New returns a Checker of what ways lists each time it is asked: those that
 // should carry packets now. changed is called when Holes is another than before.
 func New(ways func() []Way, changed func(), log *slog.Logger) *Checker {
-	return &Checker{ways: ways, changed: changed, log: log, seen: map[Way]known{}}
+	return &Checker{ways: ways, changed: changed, log: log, seen: map[Way]known{}, holed: map[Way]int{}}
 }
 
 // Holes are the ways that lose large packets, in the order of their addresses.
@@ -30,10 +32,8 @@ func (c *Checker) Holes() []Hole {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var all []Hole
-	for w, k := range c.seen {
-		if k.verdict == Holed {
-			all = append(all, Hole{w, k.passes})
-		}
+	for w, passes := range c.holed {
+		all = append(all, Hole{w, passes})
 	}
 	slices.SortFunc(all, func(a, b Hole) int { return a.To.Compare(b.To) })
 	return all
@@ -62,8 +62,10 @@ func (c *Checker) choose(now time.Time) (w Way, count int, ok bool) {
 	ways := c.ways()
 	before := c.Holes()
 	c.mu.Lock()
-	if len(ways) > 0 { // none at all is a node whose overlay is closed just now
-		c.seen = forget(ways, c.seen)
+	// More than there are ways: some are none any more. No way at all is a node
+	// whose overlay is closed just now.
+	if len(ways) > 0 && len(c.seen) > len(ways) {
+		c.seen, c.holed = forget(ways, c.seen), forget(ways, c.holed)
 	}
 	w, ok = next(ways, c.seen, now)
 	c.mu.Unlock()
@@ -95,7 +97,12 @@ func (c *Checker) check(ctx context.Context, w Way, count int) {
 	}
 	before := c.Holes()
 	c.mu.Lock()
-	c.seen[w] = k.after(verdict, passes, time.Now(), count)
+	k = k.after(verdict, passes, time.Now(), count)
+	if c.seen[w] = k; k.verdict == Holed {
+		c.holed[w] = k.passes
+	} else {
+		delete(c.holed, w)
+	}
 	c.mu.Unlock()
 	c.tell(before)
 }

@@ -68,8 +68,8 @@ func next(ways []Way, seen map[Way]known, now time.Time) (Way, bool) {
 }
 
 // forget leaves only what is known about these ways.
-func forget(ways []Way, seen map[Way]known) map[Way]known {
-	left := make(map[Way]known, len(ways))
+func forget[T any](ways []Way, seen map[Way]T) map[Way]T {
+	left := make(map[Way]T, len(seen))
 	for _, w := range ways {
 		if k, ok := seen[w]; ok {
 			left[w] = k
