@@ -72,6 +72,9 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 		"RoutesOfAddresses":        addressRoutes,
 		"RouteSettings":            routeSettings,
 		"EntrySettings":            entrySettings,
+		"K1TxChecksum":             txChecksum,
+		"K3MTUFollows":             mtuFollows,
+		"K5Clamp":                  clamp,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, newMachine(t)) })
 	}
@@ -187,6 +190,7 @@ func vandalism(t *testing.T, m *machine) {
 		{"vxlan MAC changed", []dataplane.Change{dataplane.SetMAC{Link: overlay, MAC: mac(9999)}}, 4},
 		{"bridge MAC changed", []dataplane.Change{dataplane.SetMAC{Link: bridge, MAC: mac(9999)}}, 1},
 		{"vxlan MTU changed", []dataplane.Change{dataplane.SetMTU{Link: overlay, MTU: 1400}}, 1},
+		{"vxlan checksums left to the hardware", []dataplane.Change{dataplane.SetTxChecksum{Link: overlay, On: true}}, 1},
 		{"bridge MTU changed", []dataplane.Change{dataplane.SetMTU{Link: bridge, MTU: 1400}}, 1},
 		{"vxlan address deleted", []dataplane.Change{dataplane.DelAddr{Addr: dataplane.Addr{Link: overlay, Prefix: prefix("10.5.34.0/32")}}}, 7},
 		{"bridge address deleted", []dataplane.Change{dataplane.DelAddr{Addr: dataplane.Addr{Link: bridge, Prefix: prefix("10.5.34.1/24")}}}, 1},

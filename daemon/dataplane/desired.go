@@ -61,6 +61,10 @@ type Desired struct {
 	// ForwardAccept accepts forwarded packets from and to the networks, after all
 	// other rules of the FORWARD chain.
 	ForwardAccept bool
+	// Clamp is the largest packet, in bytes, that TCP of pods may agree on: the
+	// segments named when a connection is made are lowered to it, and to what
+	// the connection's way takes. 0 leaves them alone.
+	Clamp int
 }
 
 // Held says whether a subnet is held, as far as it is known here: where it is
@@ -130,6 +134,8 @@ type Vxlan struct {
 	MAC    MAC
 	// MTU is in bytes; 0 leaves it to the kernel.
 	MTU int
+	// TxChecksum leaves checksums of inner packets to the hardware below.
+	TxChecksum bool
 	// Addr is the subnet's base address with a host length.
 	Addr netip.Prefix
 }

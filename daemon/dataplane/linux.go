@@ -116,6 +116,7 @@ func (k *Linux) Read(ctx context.Context, rules Families) (State, error) {
 	}
 	k.readFence(ctx, &s)
 	k.readUplinks(ctx, &s, names)
+	k.readTxChecksum(&s)
 	k.readSysctls(&s)
 	if rules.V4 {
 		s.Rules = readRules(ctx, k.tables, &s)

@@ -18,7 +18,7 @@ import (
 // Apply implements Kernel.
 func (k *Linux) Apply(ctx context.Context, op Op) error {
 	switch c := op.Change.(type) {
-	case AddBridge, AddVxlan, DelLink, SetMAC, SetMTU, SetUp, SetDown, SetPort, SetFlags, SetBridge, SetFree:
+	case AddBridge, AddVxlan, DelLink, SetMAC, SetMTU, SetTxChecksum, SetUp, SetDown, SetPort, SetFlags, SetBridge, SetFree:
 		return k.applyLink(op.Change)
 	case AttachFence:
 		index, err := k.index(c.Link)
@@ -100,6 +100,8 @@ func (k *Linux) applyLink(change Change) error {
 		})
 	case SetMTU:
 		return k.onLink(c.Link, func(l netlink.Link) error { return k.handle.LinkSetMTU(l, c.MTU) })
+	case SetTxChecksum:
+		return k.setTxChecksum(c)
 	case SetUp:
 		return k.onLink(c.Link, k.handle.LinkSetUp)
 	case SetDown:

@@ -79,6 +79,13 @@ type SetMTU struct {
 	MTU  int
 }
 
+// SetTxChecksum turns on or off that checksums of what a link sends are left
+// to the hardware.
+type SetTxChecksum struct {
+	Link string
+	On   bool
+}
+
 // SetUp brings a link up.
 type SetUp struct{ Link string }
 
@@ -175,6 +182,9 @@ func (c AddVxlan) String() string {
 func (c DelLink) String() string { return "link del " + c.Link }
 func (c SetMAC) String() string  { return fmt.Sprintf("link set %s mac %s", c.Link, c.MAC) }
 func (c SetMTU) String() string  { return fmt.Sprintf("link set %s mtu %d", c.Link, c.MTU) }
+func (c SetTxChecksum) String() string {
+	return fmt.Sprintf("link set %s tx-checksum %s", c.Link, onOff(c.On))
+}
 func (c SetUp) String() string   { return fmt.Sprintf("link set %s up", c.Link) }
 func (c SetDown) String() string { return fmt.Sprintf("link set %s down", c.Link) }
 func (c SetFlags) String() string {
@@ -282,6 +292,13 @@ func (r Route) String() string {
 		b.WriteString(" " + r.Odd)
 	}
 	return b.String()
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
 }
 
 func mtuText(mtu int) string {

@@ -36,6 +36,7 @@ link set tenure0 up
 addr add 10.5.34.1/24 dev tenure0
 link add tenure.1 vxlan vni 1 port 8472 local 192.0.2.1 dev up0 nolearning mac 0a:58:00:00:00:22 mtu 1450
 fence attach tenure.1
+link set tenure.1 tx-checksum off
 link set tenure.1 up
 addr add 10.5.34.0/32 dev tenure.1
 token allow 0a:58:00:00:00:23 for 10.5.35.0/24
@@ -92,6 +93,7 @@ rules raw: fill TENURE-RAW with 1 rules
 link del tenure.1
 link add tenure.1 vxlan vni 1 port 4789 local 192.0.2.1 dev up0 nolearning mac 0a:58:00:00:00:22 mtu 1450
 fence attach tenure.1
+link set tenure.1 tx-checksum off
 link set tenure.1 up
 addr add 10.5.34.0/32 dev tenure.1
 token allow 0a:58:00:00:00:23 for 10.5.35.0/24

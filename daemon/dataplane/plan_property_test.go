@@ -37,6 +37,8 @@ func drawDesired(t *rapid.T) dataplane.Desired {
 	want := node34(drawPeers(t)...)
 	want.Bridge.Ports = []string{port}
 	want.Masq = rapid.Bool().Draw(t, "masq")
+	want.Clamp = rapid.SampledFrom([]int{0, 1450, 1250}).Draw(t, "clamp")
+	want.Overlays[0].TxChecksum = rapid.Bool().Draw(t, "checksum")
 	want.ForwardAccept = rapid.Bool().Draw(t, "forward")
 	want.KeepPeers = rapid.Bool().Draw(t, "keep peers")
 	if rapid.Bool().Draw(t, "claims") {
@@ -127,6 +129,7 @@ func drawDamage(t *rapid.T) dataplane.Change {
 		dataplane.SetUp{Link: link},
 		dataplane.SetMAC{Link: link, MAC: m},
 		dataplane.SetMTU{Link: link, MTU: 1300},
+		dataplane.SetTxChecksum{Link: overlay, On: rapid.Bool().Draw(t, "on")},
 		dataplane.AddAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("10.5.34.99/24")}},
 		dataplane.AddAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("198.51.100.1/24")}},
 		dataplane.DelAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("10.5.34.1/24")}},
@@ -325,6 +328,9 @@ func (w world) requireWhole(want dataplane.Desired) {
 		name := v.DeviceName(want.Name)
 		if l := s.Links[name]; !l.Up || !s.Fenced[name] || l.MAC != v.MAC {
 			w.t.Fatalf("device %+v, fenced %v", l, s.Fenced)
+		}
+		if on, ok := s.TxChecksum[name]; !ok || on != v.TxChecksum {
+			w.t.Fatalf("checksums %v, want %t", s.TxChecksum, v.TxChecksum)
 		}
 	}
 	for _, p := range want.Peers {

@@ -126,6 +126,10 @@ func (p *planner) vxlanDevice(dev *overlay, link Link, exists, parent bool) {
 	if want.Local.Is6() {
 		p.ipv6(dev.scope, name, true, dev.fresh)
 	}
+	// Ahead of the first packet: a wrong checksum is what the setting is about.
+	if on, known := p.have.TxChecksum[name]; dev.fresh || known && on != want.TxChecksum {
+		p.add(dev.scope+"/checksum", SetTxChecksum{name, want.TxChecksum})
+	}
 	if !link.Up {
 		p.add(dev.scope, SetUp{name})
 	}

@@ -133,6 +133,7 @@ func ourChains(instance string) []ourChain {
 	prefix := strings.ToUpper(instance) + "-"
 	return []ourChain{
 		{Chain{"raw", prefix + "RAW"}, []string{"PREROUTING", "OUTPUT"}},
+		{Chain{"mangle", prefix + "MSS"}, []string{"FORWARD"}},
 		{Chain{"nat", prefix + "MASQ"}, []string{"POSTROUTING"}},
 		{Chain{"filter", prefix + "FWD"}, []string{"FORWARD"}},
 	}
@@ -145,13 +146,14 @@ type rulesWish struct {
 	networks                             string
 	ports                                string // of the overlays
 	held                                 bool
+	clamp                                int
 	masq, masqRandomFully, forwardAccept bool
 }
 
 func (d Desired) rulesWish() rulesWish {
 	w := rulesWish{
 		families: d.families(), name: d.Name, networks: fmt.Sprint(d.Networks, d.Outside),
-		masq: d.Masq, held: d.Held(), masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept,
+		masq: d.Masq, held: d.Held(), clamp: d.Clamp, masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept,
 	}
 	for _, v := range d.Overlays {
 		w.ports += fmt.Sprint(v.Local.Is6(), v.Port, ";")
@@ -191,6 +193,9 @@ func wantChains(want Desired, six bool, have Rules) map[string][]string {
 		if want.Masq {
 			out["nat"] = append(out["nat"], masqRules(from, want, have)...)
 		}
+		if want.Clamp > 0 {
+			out["mangle"] = append(out["mangle"], clampRules(from, want.Clamp)...)
+		}
 		if want.ForwardAccept {
 			out["filter"] = append(out["filter"],
 				rule("-s "+net, "from pods", "ACCEPT"),
@@ -202,6 +207,30 @@ func wantChains(want Desired, six bool, have Rules) map[string][]string {
 		out["raw"] = []string{rule(match, "outer packets of the overlay", "CT --notrack")}
 	}
 	return out
+}
+
+// tcpOverhead is what IP and TCP headers without options take of a packet, in
+// bytes.
+func tcpOverhead(six bool) int {
+	if six {
+		return 60
+	}
+	return 40
+}
+
+// clampRules lower the segments that both ends of a pod's connection may send:
+// to what the routes take, both ways, and to what fits the largest packet. The
+// latter is for pods that have a larger MTU than pods get now, and for ways that
+// lose more than that in silence, which no route knows of. Neither raises any.
+func clampRules(net netip.Prefix, largest int) []string {
+	var rules []string
+	for _, match := range []string{"-s " + net.String(), "-d " + net.String()} {
+		match += " -p tcp -m tcp --tcp-flags SYN,RST SYN"
+		rules = append(rules,
+			rule(match, "segments as the route takes", "TCPMSS --clamp-mss-to-pmtu"),
+			rule(match, "segments as pods get them", fmt.Sprintf("TCPMSS --set-mss %d", max(largest-tcpOverhead(net.Addr().Is6()), 1))))
+	}
+	return rules
 }
 
 // masqRules masquerade what leaves the pod networks from one of them.

@@ -38,6 +38,9 @@ type State struct {
 	// one, or bore it, each with whether the fence's current program is attached
 	// both ways. nil means that it could not be read.
 	Uplinks map[string]bool
+	// TxChecksum says of each of our vxlan devices whether checksums of what it
+	// sends are left to the hardware. A missing device means "not known".
+	TxChecksum map[string]bool
 	// Tokens are the VTEP MACs that the fence lets in, with their subnet.
 	// nil means that they could not be read.
 	Tokens map[MAC]netip.Prefix
@@ -179,6 +182,7 @@ func (s State) Clone() State {
 	s.Neighs = maps.Clone(s.Neighs)
 	s.Fenced = maps.Clone(s.Fenced)
 	s.Uplinks = maps.Clone(s.Uplinks)
+	s.TxChecksum = maps.Clone(s.TxChecksum)
 	s.Tokens = maps.Clone(s.Tokens)
 	s.Sysctls = maps.Clone(s.Sysctls)
 	s.Faults = slices.Clone(s.Faults)

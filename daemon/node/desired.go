@@ -31,24 +31,6 @@ type Underlay struct {
 	MTU int
 }
 
-// vxlanOverhead is what vxlan over IPv4 adds to a packet, in bytes: outer
-// Ethernet 14, IP 20, UDP 8 and vxlan 8.
-const vxlanOverhead = 50
-
-// PodMTU is the largest packet of a pod, in bytes: what vxlan leaves of the
-// underlay's MTU, which the network config may lower or raise. It does so with
-// DirectRouting too, since packets to other peers go through the overlay; with
-// host-gw all of it is left.
-func (u Underlay) PodMTU(n *conf.Network) int {
-	if n != nil && n.Backend.Type == conf.BackendHostGW {
-		return cmp.Or(n.Backend.MTU, u.MTU)
-	}
-	if n != nil && n.Backend.MTU > 0 {
-		return n.Backend.MTU - vxlanOverhead
-	}
-	return u.MTU - vxlanOverhead
-}
-
 func bridgeName(instance string) string { return instance + "0" }
 
 // Desired is the data plane as it should be: a pure function of what is held,
@@ -61,6 +43,9 @@ func Desired(v lease.View, u Underlay, pods []ipam.Allocation, c Config) (datapl
 	d := dataplane.Desired{
 		Name: c.Instance, Networks: networksOf(*v.Network), Former: v.Networks,
 		Masq: c.Masq, MasqRandomFully: c.MasqRandomFully, ForwardAccept: c.ForwardAccept,
+	}
+	if c.ClampMSS {
+		d.Clamp = u.PodMTU(v.Network)
 	}
 	wireOverlay(&d, v, u, c)
 	wireBridge(&d, v, u, pods, c)
@@ -89,7 +74,7 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 	held := v.Holding.Subnets()
 	d.Overlays = []dataplane.Vxlan{{
 		VNI: v.Network.Backend.VNI, Port: v.Network.Backend.Port,
-		Local: u.Local, Parent: u.Interface, MTU: u.PodMTU(v.Network),
+		Local: u.Local, Parent: u.Interface, MTU: u.OverlayMTU(v.Network, false), TxChecksum: c.TxChecksum,
 		MAC:  dataplane.MAC(lease.VTEPMAC(c.Prefix, held, v.Holding.Epoch())),
 		Addr: netip.PrefixFrom(held.V4.Addr(), held.V4.Addr().BitLen()),
 	}}

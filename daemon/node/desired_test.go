@@ -248,6 +248,10 @@ func TestDesiredFollowsTheUnderlay(t *testing.T) {
 	if d, _ = Desired(v, nat, nil, Config{Instance: "tenure"}); d.Overlays[0].MTU != 1350 || d.Bridge.MTU != 1350 {
 		t.Errorf("MTU %d and %d, want 1350 by the network config", d.Overlays[0].MTU, d.Bridge.MTU)
 	}
+	n.Backend.MTU = 9002 // one byte more than the interface has
+	if d, _ = Desired(v, nat, nil, Config{Instance: "tenure"}); d.Overlays[0].MTU != 8951 || d.Bridge.MTU != 8951 {
+		t.Errorf("MTU %d and %d, want the 8951 that fit", d.Overlays[0].MTU, d.Bridge.MTU)
+	}
 }
 
 func TestBridgeMAC(t *testing.T) {

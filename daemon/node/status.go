@@ -38,6 +38,7 @@ func (n *Node) Status() *api.Status {
 	}
 	if ok {
 		s.PublicIP, s.PublicIP6, s.Interface, s.MTU = addressText(u.PublicIP), addressText(u.PublicIP6), u.Interface, u.PodMTU(v.Network)
+		s.Problems = append(s.Problems, mtuProblems(u, v.Network)...)
 	}
 	n.addHolding(s, v, now)
 	s.Stranded = append(s.Stranded, stranded(v, pods)...)
@@ -50,6 +51,9 @@ func (n *Node) Status() *api.Status {
 	}
 	if failed := n.cfg.Hook.GivenUp(); len(failed) > 0 {
 		s.Problems = append(s.Problems, hookProblem(failed))
+	}
+	if ok && v.Network != nil {
+		s.Problems = append(s.Problems, holeProblems(n.holes(), s.Peers, *v.Network, n.cfg.ClampMSS)...)
 	}
 	if n.cfg.Surroundings != nil {
 		s.Problems = append(s.Problems, n.cfg.Surroundings()...)

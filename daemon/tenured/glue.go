@@ -17,6 +17,7 @@ import (
 	"github.com/tenure-cni/tenure/daemon/fence"
 	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/daemon/node"
+	"github.com/tenure-cni/tenure/daemon/pathmtu"
 	"github.com/tenure-cni/tenure/daemon/server"
 )
 
@@ -192,6 +193,20 @@ func (d *daemon) publish(n conf.Network, s lease.Subnets, epoch int64) (lease.Re
 		BackendData: &lease.BackendData{VNI: n.Backend.VNI, VtepMAC: lease.VTEPMAC(d.cfg.Etcd.Prefix, s, epoch)}}, nil
 }
 
+// holes are the ways to peers that lose large packets.
+func (d *daemon) holes() []pathmtu.Hole { return d.paths.Holes() }
+
+// underlayMoved tells whoever works with the underlay that it is another, or
+// has another MTU.
+func (d *daemon) underlayMoved() {
+	d.engine.Touch()
+	d.node.Touch()
+	select {
+	case d.moved <- struct{}{}:
+	default:
+	}
+}
+
 // judge says what speaks against a network config on this machine.
 func (d *daemon) judge(n conf.Network) error {
 	faults := conf.Unsupported(n)
@@ -231,7 +246,7 @@ func (d *daemon) withoutOwn(taken []conf.Named, length int) []conf.Named {
 // surroundings are the problems that others on this machine make.
 func (d *daemon) surroundings() []api.Problem {
 	v := d.engine.View()
-	return slices.Concat(d.notActive(), d.bridges.problems(v, d.memory.Get().Before(), d.cfg.SubnetFile), d.nameServerProblems(v.Network))
+	return slices.Concat(d.notActive(), d.oldMTUs(v.Network), d.bridges.problems(v, d.memory.Get().Before(), d.cfg.SubnetFile), d.nameServerProblems(v.Network))
 }
 
 // serveMetrics answers on --metrics-listen. A port in use is told and tried

@@ -65,6 +65,8 @@ func New(guard dataplane.Guard, links ...string) *Kernel {
 			Sysctls: map[string]string{IPForward: "0", IPForward6: "0"},
 			Rules:   noRules(),
 			Rules6:  noRules(),
+
+			TxChecksum: map[string]bool{},
 		},
 	}
 	for _, name := range links {
@@ -271,6 +273,8 @@ func (k *Kernel) applyLink(change dataplane.Change) error {
 		})
 	case dataplane.SetMTU:
 		return k.changeLink(c.Link, func(l *dataplane.Link) { l.MTU = c.MTU })
+	case dataplane.SetTxChecksum:
+		return k.changeLink(c.Link, func(*dataplane.Link) { k.state.TxChecksum[c.Link] = c.On })
 	case dataplane.SetUp:
 		return k.changeLink(c.Link, func(l *dataplane.Link) {
 			l.Up = true
@@ -338,9 +342,13 @@ func (k *Kernel) createVxlan(c dataplane.AddVxlan) error {
 			return syscall.EEXIST
 		}
 	}
-	return k.create(c.Name, dataplane.Link{
+	err := k.create(c.Name, dataplane.Link{
 		Kind: dataplane.KindVxlan, MAC: c.MAC, MTU: orMTU(c.MTU), Tunnel: c.Tunnel,
 	})
+	if err == nil {
+		k.state.TxChecksum[c.Name] = true
+	}
+	return err
 }
 
 func (k *Kernel) changeLink(name string, f func(*dataplane.Link)) error {
@@ -357,6 +365,7 @@ func (k *Kernel) changeLink(name string, f func(*dataplane.Link)) error {
 // the vxlan devices above it; its ports go free.
 func (k *Kernel) delLink(name string) {
 	delete(k.state.Links, name)
+	delete(k.state.TxChecksum, name)
 	k.dropRoutes(name, true)
 	k.dropNeighs(name)
 	maps.DeleteFunc(k.state.Addrs, func(a dataplane.Addr, _ struct{}) bool { return a.Link == name })
