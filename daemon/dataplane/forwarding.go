@@ -121,7 +121,7 @@ func (p *planner) withoutIPv6() {
 	d.Overlays = slices.DeleteFunc(slices.Clone(d.Overlays), func(v Vxlan) bool { return v.Local.Is6() })
 	d.Peers = slices.DeleteFunc(slices.Clone(d.Peers), func(peer Peer) bool { return peer.Subnet.Addr().Is6() })
 	p.blocked[scopeVxlan6] = noIPv6
-	p.conflict("ipv6", "%s, which the network config asks for", noIPv6)
+	p.conflict(ConflictIPv6, "%s, which the network config asks for", noIPv6)
 }
 
 // noIPv6 is why nothing of that family is done.

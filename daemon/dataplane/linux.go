@@ -92,7 +92,7 @@ func (k *Linux) RulesMark(context.Context) string {
 // Read implements Kernel.
 func (k *Linux) Read(ctx context.Context, rules Families) (State, error) {
 	s := State{
-		IPv6:    hasIPv6(),
+		IPv6:    HasIPv6(),
 		Links:   map[string]Link{},
 		Addrs:   map[Addr]struct{}{},
 		Routes:  map[Route]struct{}{},
@@ -127,9 +127,9 @@ func (k *Linux) Read(ctx context.Context, rules Families) (State, error) {
 	return s, nil
 }
 
-// hasIPv6 says whether the kernel has IPv6. It may have been built without, or
+// HasIPv6 says whether the kernel has IPv6. It may have been built without, or
 // started with it switched off.
-func hasIPv6() bool {
+func HasIPv6() bool {
 	_, err := os.Stat("/proc/sys/" + ipForward6)
 	return err == nil
 }

@@ -37,6 +37,9 @@ const (
 	ConflictOverlay = "overlay"
 )
 
+// ConflictIPv6 is a wish that the kernel cannot meet: it has no IPv6.
+const ConflictIPv6 = "ipv6"
+
 // ConflictNeighbours is a wish that only the host can meet: the kernel's
 // neighbour table is small for the pods.
 const ConflictNeighbours = "neighbours"

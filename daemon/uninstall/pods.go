@@ -64,7 +64,7 @@ func (r *removal) findPods(ctx context.Context) ([]string, error) {
 // podNetworks are the networks as the daemon says them, or as it last wrote them.
 func (r *removal) podNetworks(s *api.Status) []netip.Prefix {
 	if s != nil {
-		if all := prefixes(s.Network); len(all) > 0 {
+		if all := prefixes(s.Network, s.Network6); len(all) > 0 {
 			return all
 		}
 	}
