@@ -104,6 +104,7 @@ func (u *underlay) look(ctx context.Context) {
 	var found node.Underlay
 	if err == nil {
 		found, err = u.detect(ctx, links)
+		found.Net = u.linkOf(links, found)
 		u.tellAddresses(links)
 	}
 	if u.note(found, err) && u.onChange != nil {
