@@ -7,11 +7,5 @@ func Unsupported(n Network) Faults {
 	if n.EnableIPv6 {
 		faults.add("EnableIPv6", "IPv6 pods are not supported by this version")
 	}
-	if n.Backend.Type != BackendVXLAN {
-		faults.add("Backend.Type", "%s is not supported by this version, vxlan is", n.Backend.Type)
-	}
-	if n.Backend.DirectRouting {
-		faults.add("Backend.DirectRouting", "is not supported by this version")
-	}
 	return faults
 }

@@ -188,8 +188,11 @@ func (d *daemon) publish(n conf.Network, s lease.Subnets, epoch int64) (lease.Re
 	if !ok {
 		return lease.Record{}, d.underlay.Ready()
 	}
-	return lease.Record{PublicIP: u.PublicIP, BackendType: conf.BackendVXLAN,
-		BackendData: &lease.BackendData{VNI: n.Backend.VNI, VtepMAC: lease.VTEPMAC(d.cfg.Etcd.Prefix, s, epoch)}}, nil
+	r := lease.Record{PublicIP: u.PublicIP, BackendType: n.Backend.Type}
+	if n.Backend.Type == conf.BackendVXLAN {
+		r.BackendData = &lease.BackendData{VNI: n.Backend.VNI, VtepMAC: lease.VTEPMAC(d.cfg.Etcd.Prefix, s, epoch)}
+	}
+	return r, nil
 }
 
 // judge says what speaks against a network config on this machine.

@@ -119,8 +119,8 @@ func TestUnsupported(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		`{"Network":"10.5.0.0/16"}`:                                                 "",
-		`{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`:                    "Backend.Type",
-		`{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","DirectRouting":true}}`: "Backend.DirectRouting",
+		`{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`:                    "",
+		`{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","DirectRouting":true}}`: "",
 		`{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`:        "EnableIPv6",
 	} {
 		var fields []string
