@@ -333,13 +333,15 @@ func TestUnderlayStays(t *testing.T) {
 		t.Errorf("Ready: %v, want the reason", err)
 	}
 	eth0 := m.link("eth0", "192.0.2.11/24")
+	want := on("eth0", "192.0.2.11")
+	want.Net = netip.MustParsePrefix("192.0.2.0/24")
 	u.look(t.Context())
-	if got, ok := u.Get(); !ok || got != on("eth0", "192.0.2.11") || u.Ready() != nil {
+	if got, ok := u.Get(); !ok || got != want || u.Ready() != nil {
 		t.Errorf("found %+v, %t, %v", got, ok, u.Ready())
 	}
 	m.down(eth0)
 	u.look(t.Context())
-	if got, ok := u.Get(); !ok || got != on("eth0", "192.0.2.11") || u.Ready() != nil {
+	if got, ok := u.Get(); !ok || got != want || u.Ready() != nil {
 		t.Errorf("while it is down: %+v, %t, %v", got, ok, u.Ready())
 	}
 	if err := m.h.LinkSetMTU(m.up("eth0"), 9000); err != nil {
