@@ -113,10 +113,7 @@ func (f *daemonForm) finishCluster(l *loader) {
 		l.fault(name, "%v", err)
 		return
 	}
-	n, warnings, err := ParseNetwork(b)
-	if err == nil {
-		err = Unsupported(n).Err()
-	}
+	_, warnings, err := ParseNetwork(b)
 	for _, w := range warnings {
 		f.Warnings = append(f.Warnings, l.source(name)+": "+w)
 	}

@@ -408,8 +408,8 @@ func (k *Linux) readUplinks(ctx context.Context, s *State, names map[int]string)
 }
 
 // readSysctls reads the forwarding switches of the namespace, of our devices
-// and of the interfaces below them, with direct routes how sources are checked
-// there, the settings of IPv6, and the limit of the neighbour table.
+// and of the interfaces below them, how sources are checked there, the settings
+// of IPv6, and the limit of the neighbour table.
 func (k *Linux) readSysctls(s *State) {
 	paths := []string{ipForward, NeighbourLimitPath}
 	if s.IPv6 {
@@ -420,10 +420,8 @@ func (k *Linux) readSysctls(s *State) {
 			paths = append(paths, forwardingOf(name))
 		}
 		if l.Kind == KindVxlan && ourVxlan(k.opts.Name, name) {
-			paths = append(paths, forwardingOf(name), forwardingOf(l.Tunnel.Parent))
-			if len(s.Uplinks) > 0 {
-				paths = append(paths, reversePathOf(name))
-			}
+			paths = append(paths, forwardingOf(name), forwardingOf(l.Tunnel.Parent),
+				reversePathOf(name), reversePathOf(l.Tunnel.Parent), reversePathOf("all"))
 		}
 	}
 	for name := range s.Uplinks {

@@ -126,6 +126,10 @@ func directRoutes(t *testing.T, m *machine) {
 	}
 
 	back := node34(peer(35), peer(36))
+	// A route that cannot be replaced must still be fenced.
+	if ops, _ := dataplane.Plan(back, m.read(t)); strings.Contains(text(ops), "detach") {
+		t.Errorf("the fence goes before the routes have been seen gone:\n%s", text(ops))
+	}
 	ops = m.settle(t, back)
 	if got := text(ops); got != "route set 10.5."+overlay35+"\nfence detach up0 as uplink" {
 		t.Errorf("back to vxlan with\n%s", got)

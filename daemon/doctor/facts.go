@@ -36,6 +36,8 @@ type Facts struct {
 	Underlay string
 	// Ways are the interfaces by which the peers' addresses are reached.
 	Ways map[netip.Addr]string
+	// Uplink is what direct routes need, or have left.
+	Uplink Uplink
 	// Links are the devices of the host, by name.
 	Links map[string]Link
 	// Run and State are the daemon's directories.

@@ -43,6 +43,7 @@ func (j *judge) settings() {
 	}
 	j.forwarding()
 	j.reversePath()
+	j.uplink()
 	j.bridgeNetfilter()
 }
 

@@ -274,7 +274,8 @@ func TestEffect(t *testing.T) {
 		"etcd":            {`{"Network":"198.51.100.0/24"}`, true, "of etcd endpoint", "3/0", "4/4"},
 		"host bits":       {`{"Network":"10.5.0.1/22"}`, true, "host bits", "3/0", ""},
 		"no JSON":         {`nonsense`, true, "JSON", "3/0", ""},
-		"unsupported":     {`{"Network":"10.5.0.0/22","Backend":{"Type":"host-gw"}}`, true, "not supported", "3/0", "4/1"},
+		"plain routes":    {`{"Network":"10.5.0.0/22","Backend":{"Type":"host-gw"}}`, false, "another link are not reached any more", "3/0", "4/1"},
+		"some plain":      {`{"Network":"10.5.0.0/22","Backend":{"DirectRouting":true}}`, false, "the overlay stays for the others", "3/0", "4/1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := Effect(s, []byte(c.next), []conf.Named{{Prefix: netip.MustParsePrefix("198.51.100.9/32"), What: "etcd endpoint http://198.51.100.9:2379"}})

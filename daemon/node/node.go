@@ -155,7 +155,7 @@ func (n *Node) Run(ctx context.Context) error {
 		n.noteLoss(v)
 		told = n.announce(v, told)
 		n.cfg.Hook.Changed()
-		retry := time.NewTimer(underlayPoll)
+		retry := time.NewTimer(n.poll())
 		select {
 		case <-ctx.Done():
 			retry.Stop()
@@ -201,6 +201,16 @@ func cleared(d dataplane.Desired, r dataplane.Report) bool {
 
 // underlayPoll is how soon a changed underlay is noticed.
 const underlayPoll = 5 * time.Second
+
+// poll is how soon to look again: what changes with time alone is not far off.
+func (n *Node) poll() time.Duration {
+	n.steering.Lock()
+	defer n.steering.Unlock()
+	if n.linger.waits {
+		return prepareFor
+	}
+	return underlayPoll
+}
 
 // atRest leaves out the ports of pods that a call is at work on: whoever makes
 // one plugs it in, and what it has made so far needs no repair.

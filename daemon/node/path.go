@@ -83,21 +83,38 @@ func wirePaths(d *dataplane.Desired, b conf.Backend, u Underlay) {
 // before the kernel of each is so far.
 const lingerFor = 3 * time.Second
 
-// linger remembers since when which way only stays.
+// prepareFor is how long a node that begins to use direct routes waits before it
+// sends by them to a peer that it reaches through the overlay: by then the peer
+// has seen the config too, and takes what comes in by its uplink. Where sources
+// are checked strictly it would not before.
+const prepareFor = time.Second
+
+// linger remembers since when which way only stays, and since when there is an
+// uplink.
 type linger struct {
-	overlay time.Duration
-	peers   map[netip.Prefix]time.Duration
+	overlay, uplink time.Duration
+	peers           map[netip.Prefix]time.Duration
+	// waits says that something is to change with time alone.
+	waits bool
 }
 
 // keep leaves in d what before had, for a while: the overlay when the backend is
 // host-gw now, for as long as a peer speaks vxlan and a little longer, and the
 // direct routes to peers that had no vxlan device until now.
 func (l *linger) keep(d, before dataplane.Desired, v lease.View, prefix string, now time.Duration) dataplane.Desired {
+	l.waits = false
 	if !d.Held() || !before.Held() {
 		return d
 	}
+	switch {
+	case d.Uplink == "":
+		l.uplink = 0
+	case before.Uplink == "":
+		l.uplink = now
+	}
+	prepares := l.uplink != 0 && now-l.uplink < prepareFor
 	overlay := l.keepsOverlay(d, before, v, now)
-	if !overlay && before.Uplink == "" {
+	if !overlay && !prepares && before.Uplink == "" {
 		l.peers = nil
 		return d
 	}
@@ -113,6 +130,10 @@ func (l *linger) keep(d, before dataplane.Desired, v lease.View, prefix string, 
 	if len(d.Overlays) > 0 && d.Overlays[0].Parent == before.Uplink {
 		l.keepDirect(&d, before.Uplink, old, now)
 	}
+	if prepares {
+		notYet(d.Peers, old)
+	}
+	l.waits = overlay || prepares || len(l.peers) > 0
 	return d
 }
 
@@ -128,6 +149,16 @@ func (l *linger) keepsOverlay(d, before dataplane.Desired, v lease.View, now tim
 		l.overlay = now
 	}
 	return now-l.overlay < lingerFor
+}
+
+// notYet leaves peers in the overlay that are reached through it.
+func notYet(peers []dataplane.Peer, old map[netip.Prefix]dataplane.Peer) {
+	for i, p := range peers {
+		o := old[p.Subnet]
+		if p.Direct && !o.Direct && p.MAC != (dataplane.MAC{}) && o.MAC == p.MAC && o.PublicIP == p.PublicIP {
+			peers[i].Direct = false
+		}
+	}
 }
 
 // keepTokens keeps peers in the overlay that had a place there, by the token of

@@ -135,12 +135,13 @@ func TestLinger(t *testing.T) {
 		if got := len(before.Overlays) == 1; got != overlay || p.Direct != direct || (p.MAC != dataplane.MAC{}) != token {
 			t.Errorf("%s: overlay %t, peer %+v; want overlay %t, direct %t, token %t", what, got, p, overlay, direct, token)
 		}
-		if direct != (before.Uplink != "") {
+		if want := b.Type == conf.BackendHostGW || b.DirectRouting || direct; want != (before.Uplink != "") {
 			t.Errorf("%s: uplink %q", what, before.Uplink)
 		}
 	}
 	step("vxlan", 0, vxlan, n2, true, false, true)
-	step("host-gw here", 0, hostGW, n2, true, true, true)
+	step("host-gw here", 0, hostGW, n2, true, false, true)
+	step("the uplink of the peer is ready", prepareFor, hostGW, n2, true, true, true)
 	step("host-gw here, the peer is cut off", 10*lingerFor, hostGW, n2, true, true, true)
 	step("the peer follows", 0, hostGW, routed(n2), true, true, true)
 	step("a little later", lingerFor, hostGW, routed(n2), false, true, false)
@@ -150,7 +151,7 @@ func TestLinger(t *testing.T) {
 	step("a little later", 1, vxlan, n2, true, false, true)
 
 	// The token of an earlier tenancy does not come back.
-	step("host-gw again", 0, hostGW, n2, true, true, true)
+	step("host-gw again", 0, hostGW, n2, true, false, true)
 	another := routed(n2)
 	who := another.Tenant()
 	who.Epoch++

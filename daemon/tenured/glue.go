@@ -228,7 +228,7 @@ func (d *daemon) underlayMoved() {
 
 // judge says what speaks against a network config on this machine.
 func (d *daemon) judge(n conf.Network) error {
-	faults := append(conf.Unsupported(n), unable(n, d.cfg.Name, dataplane.HasIPv6())...)
+	faults := unable(n, d.cfg.Name, dataplane.HasIPv6())
 	taken, err := d.underlay.taken()
 	if err != nil {
 		return err
