@@ -20,9 +20,10 @@ type Daemon struct {
 	// Ifaces are names or shell patterns of the underlay interface, the first
 	// match wins; empty takes the one that has PublicIP or routes to etcd.
 	Ifaces []string
-	// PublicIP is the address to announce; the zero Addr takes the interface's.
-	// With Ifaces it need not be on this machine (1:1 NAT).
-	PublicIP netip.Addr
+	// PublicIP and PublicIP6 are the addresses to announce, one of each family;
+	// the zero Addr takes the interface's. With Ifaces they need not be on this
+	// machine (1:1 NAT).
+	PublicIP, PublicIP6 netip.Addr
 
 	Etcd Etcd
 	// EtcdEmbedded runs an etcd server inside, on the URL EtcdEmbeddedListen. With
@@ -51,6 +52,10 @@ type Daemon struct {
 	IPMasq          bool
 	MasqRandomFully bool
 	ForwardAccept   bool
+	// ClampMSS keeps TCP's segments as small as the way of each connection takes.
+	ClampMSS bool
+	// TxChecksum leaves checksums of what the overlay sends to the hardware.
+	TxChecksum bool
 	// AddressCooldown is how long a freed address rests; not negative.
 	AddressCooldown time.Duration
 	// Exclude are prefixes whose addresses no pod gets, without host bits.
@@ -70,7 +75,7 @@ type Daemon struct {
 type daemonForm struct {
 	Daemon
 	configFile    string
-	publicIP      string
+	publicIPs     []string
 	networkConfig string
 	exclude       []string
 	logLevel      string
@@ -88,7 +93,7 @@ func (f *daemonForm) flagSet() *pflag.FlagSet {
 	fs.StringVar(&f.Name, "name", "tenure", "first part of device and chain `name`s, 6 bytes at most; two instances need two")
 	fs.StringVar(&f.NodeName, "node-name", "", "this node's `name` in the cluster (default the host name)")
 	fs.StringSliceVar(&f.Ifaces, "iface", nil, "underlay interface by `NAME|PATTERN,...`, a shell pattern; the first match wins (default the one that routes to etcd)")
-	fs.StringVar(&f.publicIP, "public-ip", "", "`address` this node announces; one that is not on it (1:1 NAT) needs --iface too")
+	fs.StringSliceVar(&f.publicIPs, "public-ip", nil, "`address` this node announces, or one of each family with a comma; one that is not on it (1:1 NAT) needs --iface too")
 	f.Etcd.AddFlags(fs)
 	fs.BoolVar(&f.EtcdEmbedded, "etcd-embedded", false, "run one etcd server inside this process, for trying out, one machine, or a small cluster")
 	fs.StringVar(&f.EtcdEmbeddedListen, "etcd-embedded-listen", DefaultEtcdEndpoint, "client `URL` of the embedded etcd; with https it shows --etcd-certfile, and with --etcd-cafile it wants a certificate of its clients")
@@ -103,6 +108,8 @@ func (f *daemonForm) flagSet() *pflag.FlagSet {
 	fs.BoolVar(&f.IPMasq, "ip-masq", true, "masquerade what pods send out of the pod network")
 	fs.BoolVar(&f.MasqRandomFully, "masq-random-fully", true, "masquerade with fully random source ports")
 	fs.BoolVar(&f.ForwardAccept, "forward-accept", true, "accept forwarded pod traffic even where the FORWARD policy is DROP")
+	fs.BoolVar(&f.ClampMSS, "clamp-mss", false, "keep the segments of pods' TCP as small as their way takes, for ways that drop the ICMP which would say so")
+	fs.BoolVar(&f.TxChecksum, "tx-checksum", false, "leave the checksums of what the overlay sends to the network card; wrong ones were seen of some")
 	fs.DurationVar(&f.AddressCooldown, "address-cooldown", time.Minute, "`time` a freed pod address rests before it is given out again")
 	fs.StringSliceVar(&f.exclude, "exclude", nil, "`CIDR,...` whose addresses no pod gets")
 	fs.StringVar(&f.MetricsListen, "metrics-listen", "127.0.0.1:9475", "`address` for metrics and health; empty is off")

@@ -113,10 +113,7 @@ func (f *daemonForm) finishCluster(l *loader) {
 		l.fault(name, "%v", err)
 		return
 	}
-	n, warnings, err := ParseNetwork(b)
-	if err == nil {
-		err = Unsupported(n).Err()
-	}
+	_, warnings, err := ParseNetwork(b)
 	for _, w := range warnings {
 		f.Warnings = append(f.Warnings, l.source(name)+": "+w)
 	}
@@ -199,13 +196,7 @@ func (f *daemonForm) finishAddresses(l *loader) {
 			l.fault("iface", "%q is neither a name nor a shell pattern", pattern)
 		}
 	}
-	if f.publicIP != "" {
-		a, err := netip.ParseAddr(f.publicIP)
-		if err != nil || a.Zone() != "" || a.Is4In6() || !a.IsGlobalUnicast() {
-			l.fault("public-ip", "%q is not a unicast IP address", f.publicIP)
-		}
-		f.PublicIP = a
-	}
+	f.finishPublicIPs(l)
 	if f.AddressCooldown < 0 {
 		l.fault("address-cooldown", "%s is negative", f.AddressCooldown)
 	}
@@ -221,6 +212,26 @@ func (f *daemonForm) finishAddresses(l *loader) {
 		if err := checkListen(f.MetricsListen); err != nil {
 			l.fault("metrics-listen", "%v", err)
 		}
+	}
+}
+
+// finishPublicIPs takes one address of each family at most.
+func (f *daemonForm) finishPublicIPs(l *loader) {
+	for _, text := range f.publicIPs {
+		a, err := netip.ParseAddr(text)
+		if err != nil || a.Zone() != "" || a.Is4In6() || !a.IsGlobalUnicast() {
+			l.fault("public-ip", "%q is not a unicast IP address", text)
+			continue
+		}
+		one := &f.PublicIP
+		if a.Is6() {
+			one = &f.PublicIP6
+		}
+		if one.IsValid() {
+			l.fault("public-ip", "%s and %s are of one family; a node announces one address of each", one, a)
+			continue
+		}
+		*one = a
 	}
 }
 

@@ -141,7 +141,12 @@ func TestLoadOneFault(t *testing.T) {
 		{"--etcd-embedded --etcd-embedded-listen=https://192.0.2.11:2379", "flag --etcd-embedded-listen"},
 		{"--etcd-embedded --etcd-embedded-listen=https://192.0.2.11:2379 --etcd-certfile=" + secret + " --etcd-keyfile=" + secret, ""},
 		{`--network-config={"Network":"10.5.0.0/16"}`, "flag --network-config"},
-		{"--public-ip=127.0.0.1", "flag --public-ip"},
+		{"--public-ip=127.0.0.1", "flag --public-ip"}, {"--public-ip=192.0.2.11,2001:db8::11", ""},
+		{"--public-ip=2001:db8::11,192.0.2.11", ""}, {"--public-ip=2001:db8::11", ""}, {"--public-ip=", ""},
+		{"--public-ip=192.0.2.11,192.0.2.12", "flag --public-ip"}, {"--public-ip=2001:db8::11,2001:db8::11", "flag --public-ip"},
+		{"--public-ip=192.0.2.11,", "flag --public-ip"}, {"--public-ip=192.0.2.11,\t2001:db8::11", "flag --public-ip"},
+		{"--public-ip=fe80::1", "flag --public-ip"}, {"--public-ip=2001:db8::11%eth0", "flag --public-ip"},
+		{"--public-ip=::ffff:192.0.2.11", "flag --public-ip"}, {"--public-ip=192.0.2.11/24", "flag --public-ip"}, {"--public-ip=ff0e::1", "flag --public-ip"},
 		{"--run-dir=run", "flag --run-dir"}, {"--run-dir=/run/../x", "flag --run-dir"}, {"--run-dir=/run/x/", "flag --run-dir"},
 		{"--cni-conf-file=/etc/cni/net.d/10-x.conf", "flag --cni-conf-file"}, {"--cni-conf-file=/etc/cni/net.d/10-x.conflist", ""},
 		{"--on-stranded=" + program, ""}, {"--on-stranded=", ""}, {"--on-stranded=true", "flag --on-stranded"},
@@ -150,7 +155,7 @@ func TestLoadOneFault(t *testing.T) {
 		{"--address-cooldown=-1s", "flag --address-cooldown"}, {"--address-cooldown=0s", ""},
 		{"--metrics-listen=:70000", "flag --metrics-listen"}, {"--metrics-listen=[::1]:0", ""},
 		{"--config=/nonexistent/c.yaml", "flag --config"},
-		{"--name", "command line"}, {"-x", "flag -x"}, {"--tx-checksum", "flag --tx-checksum"},
+		{"--name", "command line"}, {"-x", "flag -x"}, {"--no-such", "flag --no-such"},
 	} {
 		faults := fields(t, strings.Split(c.args, " "), nil)
 		if (c.field == "") != (len(faults) == 0) || len(faults) > 1 || (len(faults) == 1 && faults[0].Field != c.field) {
@@ -203,9 +208,27 @@ func TestLoadEmbedded(t *testing.T) {
 	if diff := cmp.Diff([]string{"http://192.0.2.1:2379"}, d.Etcd.Endpoints); diff != "" {
 		t.Error(diff)
 	}
-	d = mustLoad(t, []string{"--public-ip=192.0.2.11"}, nil)
-	if d.PublicIP != netip.MustParseAddr("192.0.2.11") {
-		t.Error(d.PublicIP)
+}
+
+// TestLoadPublicIP: one of each family, in any order and from any source.
+func TestLoadPublicIP(t *testing.T) {
+	four, six := netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")
+	for name, c := range map[string]struct {
+		args         []string
+		want4, want6 netip.Addr
+	}{
+		"none":            {nil, netip.Addr{}, netip.Addr{}},
+		"IPv4":            {[]string{"--public-ip=192.0.2.11"}, four, netip.Addr{}},
+		"IPv6":            {[]string{"--public-ip=2001:db8::11"}, netip.Addr{}, six},
+		"both":            {[]string{"--public-ip=192.0.2.11,2001:db8::11"}, four, six},
+		"the other first": {[]string{"--public-ip=2001:db8::11,192.0.2.11"}, four, six},
+		"given twice":     {[]string{"--public-ip=2001:db8::11", "--public-ip=192.0.2.11"}, four, six},
+		"YAML, a list":    {[]string{"--config", write(t, "l.yaml", "public-ip: [192.0.2.11, '2001:db8::11']\n")}, four, six},
+		"YAML, a text":    {[]string{"--config", write(t, "t.yaml", "public-ip: 192.0.2.11,2001:db8::11\n")}, four, six},
+	} {
+		if d := mustLoad(t, c.args, nil); d.PublicIP != c.want4 || d.PublicIP6 != c.want6 {
+			t.Errorf("%s: %s and %s", name, d.PublicIP, d.PublicIP6)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,6 +36,8 @@ type Facts struct {
 	Underlay string
 	// Ways are the interfaces by which the peers' addresses are reached.
 	Ways map[netip.Addr]string
+	// Uplink is what direct routes need, or have left.
+	Uplink Uplink
 	// Links are the devices of the host, by name.
 	Links map[string]Link
 	// Run and State are the daemon's directories.
@@ -147,6 +150,18 @@ func (f Facts) overlay() string {
 		}
 	}
 	return ""
+}
+
+// overlays are the vxlan devices of this instance, for either family.
+func (f Facts) overlays() []string {
+	var all []string
+	for name, l := range f.Links {
+		if l.Kind == "vxlan" && (strings.HasPrefix(name, f.Instance+".") || strings.HasPrefix(name, f.Instance+"6.")) {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return all
 }
 
 // held is the subnet that is served, by the daemon's word or subnet.env's.

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -129,6 +130,12 @@ func TestEachFinding(t *testing.T) {
 			f.Sysctls[confOf("eth0", "rp_filter")] = "1"
 			f.Ways[netip.MustParseAddr("192.0.2.13")] = "eth1"
 		}, "error rp-filter", "192.0.2.13 by eth1", "sysctl -w net/ipv4/conf/eth0/rp_filter=2"},
+		{"direct routes, fenced", func(f *Facts) {
+			f.Uplink = Uplink{"clsact", []string{"eth0"}, []string{"10.5.35.0/24 via 192.0.2.12 dev eth0"}}
+		}, "", "", ""},
+		{"direct routes, not fenced", func(f *Facts) { f.Uplink.Routes = []string{"10.5.35.0/24 via 192.0.2.12 dev eth0"} }, "error uplink-fence", "via 192.0.2.12", "start tenured"},
+		{"a fence is left", func(f *Facts) { f.Status, f.Uplink.Fenced = nil, []string{"eth0"} }, "error daemon, warning uplink-fence", "", "systemctl"},
+		{"no place for the fence", func(f *Facts) { f.Uplink.Qdisc = "ingress" }, "info uplink-fence", "tc qdisc show dev eth0", ""},
 		{"no br_netfilter", func(f *Facts) { delete(f.Sysctls, bridgeNF) }, "info bridge-netfilter", "not loaded", ""},
 		{"kube-proxy unheard", func(f *Facts) { f.Sysctls[bridgeNF], f.KubeProxy = "0", true }, "warning bridge-netfilter", "= 0", "modprobe br_netfilter"},
 		{"few neighbours", sysctl("net/ipv4/neigh/default/gc_thresh3", "5"), "warning neighbour-limits", "128, 512, 5; 2 pods, 2 peers", "sysctl -w net.ipv4.neigh.default.gc_thresh3=4096"},
@@ -142,6 +149,12 @@ func TestEachFinding(t *testing.T) {
 		}, "warning mtu", "eth0 1300", "ip link set eth0 mtu 1500"},
 		{"overlay too large", link("eth0", func(l *Link) { l.MTU = 1400 }), "error mtu", "eth0 1400, tenure.1 1450", "ip link set eth0 mtu 1500"},
 		{"bridge differs", link("tenure0", func(l *Link) { l.MTU = 1500 }), "warning mtu", "tenure0 1500", "ip link set tenure0 mtu 1450"},
+		{"IPv6 overlay too large", func(f *Facts) {
+			f.Links["tenure6.1"] = Link{Kind: "vxlan", MTU: 1450, Up: true}
+		}, "error mtu", "eth0 1500, tenure.1 1450, tenure6.1 1450", "ip link set eth0 mtu 1520"},
+		{"bridge larger than the lesser overlay", func(f *Facts) {
+			f.Links["tenure6.1"] = Link{Kind: "vxlan", MTU: 1430, Up: true}
+		}, "warning mtu", "tenure6.1 1430, tenure0 1450", "ip link set tenure0 mtu 1430"},
 		{"run dir on a disk", func(f *Facts) { f.Run.Volatile = false }, "warning run-dir", "on a disk", "tmpfs"},
 		{"state dir in memory", func(f *Facts) { f.State.Volatile = true }, "warning state-dir", "in memory", "disk"},
 		{"full", func(f *Facts) { f.Run.Free = 0 }, "error run-dir", "0 of 2048 MiB", "df -h"},
@@ -235,5 +248,20 @@ func TestParseNeighbours(t *testing.T) {
 	}
 	if got := parseNeighbours(nil); got != (Neighbours{}) {
 		t.Errorf("nothing is %+v", got)
+	}
+}
+
+// TestUplinkFenceAmongOthers are findings that come with others.
+func TestUplinkFenceAmongOthers(t *testing.T) {
+	left, taken := running(), running()
+	left.Status, left.Uplink.Fenced = nil, []string{"eth0"}
+	taken.Uplink.Qdisc = "ingress"
+	taken.Status.Problems = []api.Problem{{Code: "data-plane", Severity: api.SeverityError, Text: "fence attach eth0 as uplink: no", Fix: "see the log"}}
+	for fix, facts := range map[string]Facts{"tenurectl uninstall": left, "move its filters to clsact": taken} {
+		if !slices.ContainsFunc(Judge(facts), func(f Finding) bool {
+			return f.Code == "uplink-fence" && strings.Contains(f.Fix, fix) && f.Evidence != ""
+		}) {
+			t.Errorf("no finding says %q: %+v", fix, Judge(facts))
+		}
 	}
 }

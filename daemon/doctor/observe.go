@@ -74,6 +74,8 @@ func rest(ctx context.Context, d time.Duration) {
 // look reads devices and ledger, which are compared.
 func (f *Facts) look(runDir string) {
 	f.observeLinks()
+	f.Uplink = Uplink{}
+	f.observeUplink()
 	if f.Root {
 		f.readLedger(filepath.Join(runDir, "ledger.json"))
 	}

@@ -578,7 +578,7 @@ func TestNothingIsPublishedBeforeTheMachineIsReady(t *testing.T) {
 	_, e, _ := holder(t)
 	n := network(t, fourSubnets)
 	e.network = &n
-	e.cfg.Ready = func() error { return errNotJudged }
+	e.cfg.Ready = func(*conf.Network) error { return errNotJudged }
 	e.cfg.Publish = func(conf.Network, Subnets, int64) (Record, error) {
 		t.Error("a record was asked for")
 		return Record{}, errNotJudged

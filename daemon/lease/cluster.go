@@ -88,7 +88,7 @@ func ClusterLeases(s *Snapshot, prefix string, times Times, uid string) api.Clus
 	odd := oddRecords(s)
 	for i, e := range s.Entries {
 		who := e.Tenant()
-		l := api.ClusterLease{Node: who.Node, UID: who.UID, Epoch: who.Epoch, PublicIP: addressText(e.PublicIP), Lease: leaseHex(e.Lease),
+		l := api.ClusterLease{Node: who.Node, UID: who.UID, Epoch: who.Epoch, PublicIP: addressText(e.Address()), Lease: leaseHex(e.Lease),
 			State: e.state(times), Mine: uid != "" && who.UID == uid, Odd: odd[i]}
 		l.Subnet, l.Subnet6 = e.texts()
 		if r, known := times[e.Lease]; known {
@@ -186,8 +186,8 @@ func oddRecords(s *Snapshot) [][]string {
 		if who.Node != "" {
 			names[who.Node] = append(names[who.Node], i)
 		}
-		if e.PublicIP.IsValid() && !e.PublicIP.IsUnspecified() {
-			addresses[e.PublicIP] = append(addresses[e.PublicIP], i)
+		for _, a := range e.Addresses() {
+			addresses[a] = append(addresses[a], i)
 		}
 		if r := s.Reservations[e.ownerKey()].Value.Node; r != "" && r != who.Node {
 			say(i, "reserved for %s, once this node has gone", r)
@@ -231,11 +231,7 @@ func clusterProblems(s *Snapshot, prefix string) problems {
 	case s.Config.ModRevision == 0:
 		all.show(configMissing, api.SeverityError, "the key "+k.Config()+" is gone from etcd: new nodes wait", "tenurectl init with the config it had", time.Time{})
 	default:
-		n, _, err := conf.ParseNetwork(s.Config.Value)
-		if err == nil {
-			err = conf.Unsupported(n).Err()
-		}
-		if err != nil {
+		if _, _, err := conf.ParseNetwork(s.Config.Value); err != nil {
 			all.show("config-refused", api.SeverityError, "the network config in etcd is refused by every node: "+err.Error(), "tenurectl config edit", time.Time{})
 		}
 	}

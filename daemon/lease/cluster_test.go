@@ -49,6 +49,36 @@ func ownerOf(node string, epoch int) string {
 	return fmt.Sprintf(`{"UID":"uid-%s","Node":%q,"Epoch":%d,"Since":"2026-11-30T00:00:00Z","Why":"never owned"}`, node, node, epoch)
 }
 
+// TestRecordsOfIPv6 are told apart and judged by the addresses they have, not by
+// the one they lack.
+func TestRecordsOfIPv6(t *testing.T) {
+	six := func(node, four, address string) string {
+		return fmt.Sprintf(`{"PublicIP":%q,"PublicIPv6":%q,"Tenure":{"Node":%q,"UID":"uid-%s","Boot":"b","Epoch":7}}`, four, address, node, node)
+	}
+	s := listed(`{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`,
+		"subnets/0.0.0.0-0&fd00:5:0:1::-64", six("n1", "0.0.0.0", "2001:db8::1"), "tenure/owners/fd00:5:0:1::-64", ownerOf("n1", 7),
+		"subnets/0.0.0.0-0&fd00:5:0:2::-64", six("n2", "0.0.0.0", "2001:db8::2"), "tenure/owners/fd00:5:0:2::-64", ownerOf("n2", 7),
+		"subnets/10.5.3.0-24&fd00:5:0:3::-64", six("n3", "192.0.2.3", "2001:db8::2"), "tenure/owners/10.5.3.0-24", ownerOf("n3", 7))
+	odd := oddRecords(s)
+	for i, want := range []string{"", "2001:db8::2 is announced with 10.5.3.0/24 & fd00:5:0:3::/64 too", "2001:db8::2 is announced with fd00:5:0:2::/64 too"} {
+		if got := strings.Join(odd[i], "; "); got != want {
+			t.Errorf("of %s: %q, want %q", s.Entries[i].Subnets, got, want)
+		}
+	}
+	var addresses []string
+	for _, n := range addressesOf(s) {
+		addresses = append(addresses, n.Prefix.String()+" "+n.What)
+	}
+	want := []string{`2001:db8::1/128 node "n1" at 2001:db8::1`, `2001:db8::2/128 node "n2" at 2001:db8::2`,
+		`192.0.2.3/32 node "n3" at 192.0.2.3`, `2001:db8::2/128 node "n3" at 192.0.2.3`}
+	if diff := cmp.Diff(want, addresses); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+	if e := Effect(s, []byte(`{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"2001:db8::/32"}`), nil); !strings.Contains(strings.Join(e.Faults, "\n"), "2001:db8::/32 overlaps 2001:db8::1/128 of node") {
+		t.Errorf("a network that covers the nodes' addresses: %q", e.Faults)
+	}
+}
+
 // TestClusterLeases: every record once, in order of address, and what is odd in
 // words.
 func TestClusterLeases(t *testing.T) {
@@ -244,7 +274,8 @@ func TestEffect(t *testing.T) {
 		"etcd":            {`{"Network":"198.51.100.0/24"}`, true, "of etcd endpoint", "3/0", "4/4"},
 		"host bits":       {`{"Network":"10.5.0.1/22"}`, true, "host bits", "3/0", ""},
 		"no JSON":         {`nonsense`, true, "JSON", "3/0", ""},
-		"unsupported":     {`{"Network":"10.5.0.0/22","Backend":{"Type":"host-gw"}}`, true, "not supported", "3/0", "4/1"},
+		"plain routes":    {`{"Network":"10.5.0.0/22","Backend":{"Type":"host-gw"}}`, false, "another link are not reached any more", "3/0", "4/1"},
+		"some plain":      {`{"Network":"10.5.0.0/22","Backend":{"DirectRouting":true}}`, false, "the overlay stays for the others", "3/0", "4/1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := Effect(s, []byte(c.next), []conf.Named{{Prefix: netip.MustParsePrefix("198.51.100.9/32"), What: "etcd endpoint http://198.51.100.9:2379"}})

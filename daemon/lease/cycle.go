@@ -186,11 +186,11 @@ func (h Holding) contradicted(e Entry) string {
 		return fmt.Sprintf("key %s is gone from etcd", key)
 	case e.Lease != h.lease:
 		return fmt.Sprintf("key %s now hangs on lease %x of node %q at %s, not on ours (%x)",
-			key, int64(e.Lease), e.Tenant().Node, e.PublicIP, int64(h.lease))
+			key, int64(e.Lease), e.Tenant().Node, e.Address(), int64(h.lease))
 	case e.CreateRevision != h.create:
 		return fmt.Sprintf("key %s was deleted and made again at revision %d", key, e.CreateRevision)
 	case e.Tenant().UID != h.record.Tenant().UID, e.Tenant().Epoch != h.record.Tenant().Epoch:
-		return fmt.Sprintf("key %s was overwritten at revision %d with the record of node %q at %s", key, e.ModRevision, e.Tenant().Node, e.PublicIP)
+		return fmt.Sprintf("key %s was overwritten at revision %d with the record of node %q at %s", key, e.ModRevision, e.Tenant().Node, e.Address())
 	}
 	return ""
 }

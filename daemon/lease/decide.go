@@ -23,9 +23,9 @@ type self struct {
 	// open says that the fence in the kernel is open now.
 	open  bool
 	local func(netip.Addr) bool
-	// public is what this node announces, which may be translated on the way and
+	// public are what this node announces, which may be translated on the way and
 	// then is on no interface of it.
-	public netip.Addr
+	public []netip.Addr
 	// flannel says that a flannel device is up on this machine, running that
 	// a daemon with this UID runs on it.
 	flannel func() bool
@@ -46,8 +46,9 @@ type decision struct {
 // decide is pure: what etcd has, what the node remembers, and who it is.
 //
 // A key is taken up again only with this UID and this boot; or with this UID
-// and a PublicIP that is on this machine (local) and that nobody else answers
-// for, which is the machine after a reboot. A key of this machine's earlier
+// and an address (PublicIP, or PublicIPv6 where it is the only one) that is on
+// this machine (local) and that nobody else answers for, which is the machine
+// after a reboot. A key of this machine's earlier
 // self, whose UID was lost with its state directory, or of the flannel that ran
 // here, is inherited by a write. Everything else is left to lapse: a state
 // directory that was copied, or a machine that was away while its subnet went
@@ -106,7 +107,7 @@ func lived(s *Snapshot, me self) bool {
 }
 
 // here says that the record's address is this machine's.
-func (me self) here(e Entry) bool { return e.PublicIP.IsValid() && me.local(e.PublicIP) }
+func (me self) here(e Entry) bool { return e.Address().IsValid() && me.local(e.Address()) }
 
 // inherits says whether a record is this machine's own from before its state
 // was lost, or its flannel's. A daemon that lives is never inherited from, nor
@@ -127,7 +128,7 @@ func (me self) inherits(e Entry) bool {
 // likely of its last boot, and cannot be asked; it is left to lapse.
 func (me self) conflicts(e Entry) bool {
 	who := e.Tenant()
-	if me.public.IsValid() && e.PublicIP == me.public && !me.here(e) {
+	if e.Address().IsValid() && slices.Contains(me.public, e.Address()) && !me.here(e) {
 		return false
 	}
 	return e.Lease != 0 && who.UID != "" && !me.dead[e.Lease] && (who.UID == me.UID || who.Node == me.node)
@@ -176,12 +177,12 @@ func missing(s *Snapshot, m Memory) string {
 func (e Entry) holder() string {
 	who := e.Tenant()
 	switch {
-	case e.Tenure == nil && e.PublicIP.IsValid():
-		return fmt.Sprintf("flannel at %s", e.PublicIP)
+	case e.Tenure == nil && e.Address().IsValid():
+		return fmt.Sprintf("flannel at %s", e.Address())
 	case who.UID == "" && who.Node != "":
 		return fmt.Sprintf("nobody (it was taken from node %q by force and waits for its lease to end)", who.Node)
 	}
-	return fmt.Sprintf("node %q at %s", who.Node, e.PublicIP)
+	return fmt.Sprintf("node %q at %s", who.Node, e.Address())
 }
 
 // exhausted says in words why nothing can be acquired. next says which lease
@@ -192,7 +193,7 @@ func exhausted(n conf.Network, s *Snapshot, node, next string) string {
 		name := e.Tenant().Node
 		switch {
 		case name == "":
-			name = e.PublicIP.String()
+			name = e.Address().String()
 		case e.Tenant().UID == "":
 			name = "nobody, released from " + name + " by force"
 		}

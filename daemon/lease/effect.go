@@ -32,7 +32,6 @@ func Effect(s *Snapshot, next []byte, taken []conf.Named) api.ConfigEffect {
 		e.Faults = append(e.Faults, faultTexts(err)...)
 		return e
 	}
-	e.Faults = append(e.Faults, faultTexts(conf.Unsupported(n).Err())...)
 	e.Faults = append(e.Faults, faultTexts(conf.Overlaps(n, append(addressesOf(s), taken...)).Err())...)
 	for _, entry := range s.Entries {
 		for _, f := range conf.Judge(n, entry.All()) {
@@ -75,8 +74,8 @@ func faultTexts(err error) []string {
 func addressesOf(s *Snapshot) []conf.Named {
 	var all []conf.Named
 	for _, e := range s.Entries {
-		if e.PublicIP.IsValid() && !e.PublicIP.IsUnspecified() {
-			all = append(all, conf.Named{Prefix: netip.PrefixFrom(e.PublicIP, e.PublicIP.BitLen()), What: e.holder()})
+		for _, a := range e.Addresses() {
+			all = append(all, conf.Named{Prefix: netip.PrefixFrom(a, a.BitLen()), What: e.holder()})
 		}
 	}
 	return all
@@ -152,9 +151,24 @@ func effects(old, n conf.Network, s *Snapshot) []string {
 		before.MTU = n.Backend.MTU
 	}
 	if before != n.Backend {
-		say("Backend: every node makes its vxlan device anew, at its own moment: expect an interruption between nodes until all have")
+		say("%s", backendEffect(before, n.Backend))
 	}
 	return all
+}
+
+// backendEffect says what another way between the nodes does to packets.
+func backendEffect(old, n conf.Backend) string {
+	switch {
+	case old.Type != n.Type && n.Type == conf.BackendHostGW:
+		return "Backend.Type: every node goes over to plain routes to the nodes on its own link, and takes its vxlan device away a little later; nodes on another link are not reached any more (status: unreachable)"
+	case old.Type != n.Type:
+		return "Backend.Type: every node makes a vxlan device, and goes over to it from plain routes a little later; pods that run keep an MTU that is too great for it until they are started anew"
+	case old.VNI == n.VNI && old.Port == n.Port && n.DirectRouting:
+		return "Backend.DirectRouting: every node goes over to plain routes to the nodes on its own link; the overlay stays for the others"
+	case old.VNI == n.VNI && old.Port == n.Port:
+		return "Backend.DirectRouting: every node takes its plain routes back and sends through the overlay"
+	}
+	return "Backend: every node makes its vxlan device anew, at its own moment: expect an interruption between nodes until all have"
 }
 
 // Configure writes the config that Effect was asked about, into the store as it

@@ -60,9 +60,11 @@ type Config struct {
 	// Publish says what this node announces in the record of a subnet: its
 	// addresses and its VTEP. The Engine adds whose it is.
 	Publish func(n conf.Network, s Subnets, epoch int64) (Record, error)
-	// Ready says what this machine still lacks before it can hold a subnet,
-	// for example an underlay address; nil says that it lacks nothing.
-	Ready func() error
+	// Ready says what this machine still lacks before it can hold a subnet of n,
+	// for example an underlay address of one of its families; nil says that it
+	// lacks nothing. n is nil while no config is known. It must not ask the
+	// Engine.
+	Ready func(n *conf.Network) error
 	// Local says whether an address is on this machine, Silent whether nobody
 	// else answers for it (duplicate address detection). They tell a machine
 	// after its reboot from a clone of it.
@@ -79,9 +81,9 @@ type Config struct {
 	// Step is called between any two lines of a cycle with the name of the
 	// place, for a test that stops the daemon there; nil otherwise.
 	Step func(where string)
-	// Public is the address that this node announces now, the zero Addr while it
-	// has none.
-	Public func() netip.Addr
+	// Public are the addresses that this node announces now, none while it has
+	// none; nil is none.
+	Public func() []netip.Addr
 	// Judge says what speaks against a network config on this machine, for
 	// example that it overlaps the underlay; nil accepts.
 	Judge func(conf.Network) error
@@ -370,11 +372,13 @@ func (e *Engine) choose(ctx context.Context, s *Snapshot) time.Duration {
 	case d.wait != "":
 		return e.waitFor(d.wait)
 	}
+	// A machine that has booted a moment ago may have no address yet, and its own
+	// record would pass for another machine's.
+	if err := e.cfg.Ready(d.network); err != nil {
+		return e.waitFor(err.Error())
+	}
 	if pause, free := e.identified(ctx, d.conflicts); !free {
 		return pause
-	}
-	if err := e.cfg.Ready(); err != nil {
-		return e.waitFor(err.Error())
 	}
 	return e.acquire(ctx, s, *d.network)
 }

@@ -116,9 +116,26 @@ type host struct {
 	clocks  func() Clocks
 	step    func(string)
 
-	mu      sync.Mutex
-	address string // guarded by mu
-	mute    error  // why nothing can be published; guarded by mu
+	mu       sync.Mutex
+	address  string       // IPv4, or "" for none; guarded by mu
+	address6 string       // the same of IPv6; guarded by mu
+	mute     error        // why nothing can be published; guarded by mu
+	asked    []netip.Addr // of which addresses it was asked whether they are here; guarded by mu
+}
+
+// has is that machine's answer for an address of its own.
+func (h *host) has(a netip.Addr, answer bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.asked = append(h.asked, a)
+	return answer
+}
+
+// ready is what the machine lacks, which is what keeps it from publishing.
+func (h *host) ready(*conf.Network) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mute
 }
 
 // publishes is what the machine's daemon announces from now on; with an error,
@@ -132,8 +149,15 @@ func (h *host) publishes(address string, mute error) {
 func (h *host) record(s Subnets, epoch int64) (Record, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return Record{PublicIP: netip.MustParseAddr(h.address), BackendType: "vxlan",
-		BackendData: &BackendData{VNI: 1, VtepMAC: VTEPMAC(prefix, s, epoch)}}, h.mute
+	r, data := Record{PublicIP: netip.IPv4Unspecified(), BackendType: "vxlan"}, &BackendData{VNI: 1, VtepMAC: VTEPMAC(prefix, s, epoch)}
+	if h.address != "" {
+		r.PublicIP, r.BackendData = netip.MustParseAddr(h.address), data
+	}
+	if h.address6 != "" {
+		a := netip.MustParseAddr(h.address6)
+		r.PublicIPv6, r.BackendV6Data = &a, data
+	}
+	return r, h.mute
 }
 
 func newHost(t *testing.T, name, endpoint string) *host {
@@ -165,9 +189,9 @@ func (h *host) engine() *Engine {
 	return NewEngine(Config{
 		Dial:   func() (*clientv3.Client, error) { return Dial(h.way()) },
 		Prefix: prefix, Node: h.name, Boot: h.boot, Memory: m, Clock: bootClock,
-		Ready:   func() error { return nil },
-		Local:   func(netip.Addr) bool { return h.local },
-		Silent:  func(context.Context, netip.Addr) (bool, error) { return h.silent, nil },
+		Ready:   h.ready,
+		Local:   func(a netip.Addr) bool { return h.has(a, h.local) },
+		Silent:  func(_ context.Context, a netip.Addr) (bool, error) { return h.has(a, h.silent), nil },
 		Publish: func(_ conf.Network, s Subnets, epoch int64) (Record, error) { return h.record(s, epoch) },
 		Clocks:  h.clocks, Step: h.step, Flannel: func() bool { return h.flannel }, Running: func(string) bool { return false },
 		Birth: h.birth, Log: slogOf(h),
@@ -536,18 +560,36 @@ func TestRestartWithEtcdAwayServesUntilTheDeadline(t *testing.T) {
 	}
 }
 
+// The networks of IPv6 and of both families, with four subnets.
+const (
+	fourSubnets6    = `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/62","LeaseTTL":"30s"}`
+	fourSubnetsDual = `{"Network":"10.5.0.0/22","EnableIPv6":true,"IPv6Network":"fd00:5::/62","LeaseTTL":"30s"}`
+)
+
 // TestAnotherBoot: after a reboot the machine goes on with its subnet, and a
-// copy of its state directory does not, whatever its UID says.
+// copy of its state directory does not, whatever its UID says. The address that
+// tells them apart is the record's IPv4 one, or the only one it has.
 func TestAnotherBoot(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ local, silent, resumes bool }{
-		"address elsewhere":           {false, true, false},
-		"address here, and elsewhere": {true, false, false},
-		"address here only":           {true, true, true},
+	four := strings.Replace(fourSubnets, "5s", "30s", 1)
+	for name, c := range map[string]struct {
+		network, four, six     string
+		by                     string
+		local, silent, resumes bool
+	}{
+		"address elsewhere":           {four, "192.0.2.11", "", "192.0.2.11", false, true, false},
+		"address here, and elsewhere": {four, "192.0.2.11", "", "192.0.2.11", true, false, false},
+		"address here only":           {four, "192.0.2.11", "", "192.0.2.11", true, true, true},
+		"both families":               {fourSubnetsDual, "192.0.2.11", "2001:db8::11", "192.0.2.11", true, true, true},
+		"both families, elsewhere":    {fourSubnetsDual, "192.0.2.11", "2001:db8::11", "192.0.2.11", false, true, false},
+		"IPv6 only":                   {fourSubnets6, "", "2001:db8::11", "2001:db8::11", true, true, true},
+		"IPv6 only, elsewhere":        {fourSubnets6, "", "2001:db8::11", "2001:db8::11", false, true, false},
+		"IPv6 only, here and there":   {fourSubnets6, "", "2001:db8::11", "2001:db8::11", true, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, client := cluster(t, strings.Replace(fourSubnets, "5s", "30s", 1))
+			s, client := cluster(t, c.network)
 			h := newHost(t, "n1", s.Endpoint)
+			h.address, h.address6 = c.four, c.six
 			d := h.start()
 			v := d.waitHeld()
 			d.stop()
@@ -557,8 +599,9 @@ func TestAnotherBoot(t *testing.T) {
 			if got := w.State == api.StateHeld && w.Holding.LeaseID() == v.Holding.LeaseID() && w.Holding.Subnets() == v.Holding.Subnets(); got != c.resumes {
 				t.Fatalf("resumed: %t, want %t", got, c.resumes)
 			}
+			h.askedOnly(c.by)
 			if !c.resumes {
-				if !strings.Contains(w.Reason, "192.0.2.11") {
+				if !strings.Contains(w.Reason, c.by) {
 					t.Errorf("the reason %q does not name the holder's address", w.Reason)
 				}
 				if kv := etcdtest.Get(t, client, NewKeys(prefix).Subnet(v.Holding.Subnets())).Kvs; len(kv) != 1 || kv[0].Version != 1 {
@@ -571,6 +614,48 @@ func TestAnotherBoot(t *testing.T) {
 				t.Errorf("epoch %d, lease %x, want %d and %x", w.Holding.Epoch(), w.Holding.LeaseID(), v.Holding.Epoch(), v.Holding.LeaseID())
 			}
 		})
+	}
+}
+
+// askedOnly makes sure that the machine was asked of that address, and of none
+// besides.
+func (h *host) askedOnly(want string) {
+	h.t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.asked) == 0 {
+		h.t.Errorf("nobody asked whether %s is here", want)
+	}
+	for _, a := range h.asked {
+		if a.String() != want {
+			h.t.Errorf("asked whether %s is here, want %s", a, want)
+		}
+	}
+}
+
+// TestBootBeforeTheAddress: a machine that has booted, and has no address yet, is
+// not taken for another machine with its name and UID. It goes on with its subnet
+// once the address is there.
+func TestBootBeforeTheAddress(t *testing.T) {
+	t.Parallel()
+	s, _ := cluster(t, fourSubnets6)
+	h := newHost(t, "n1", s.Endpoint)
+	h.address, h.address6 = "", "2001:db8::11"
+	d := h.start()
+	v := d.waitHeld()
+	d.stop()
+	h.boot, h.fence, h.local, h.silent = "later", &register{}, false, true
+	h.publishes("", errors.New("the address is tentative"))
+	d = h.start()
+	w := d.wait("a decision", func(v View) bool { return v.State != api.StateStarting })
+	if w.State != api.StateWaiting || !strings.Contains(w.Reason, "tentative") || hasProblem(w, "duplicate-node") {
+		t.Errorf("before the address is there: %s (%s), problems %v", w.State, w.Reason, w.Problems)
+	}
+	d.stop()
+	h.local = true
+	h.publishes("", nil)
+	if w = h.start().waitHeld(); w.Holding.LeaseID() != v.Holding.LeaseID() || w.UID != v.UID {
+		t.Errorf("with the address it holds %s as %s, before it was %s as %s", w.Holding.Subnets(), w.UID, v.Holding.Subnets(), v.UID)
 	}
 }
 

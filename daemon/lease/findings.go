@@ -63,19 +63,18 @@ func twins(s *Snapshot, own Tenant) string {
 			continue // a tombstone
 		}
 		if who.Node == own.Node && who.UID != own.UID && own.UID != "" {
-			texts = append(texts, fmt.Sprintf("another machine, at %s with %s, has this node's name %q", e.PublicIP, e.Subnets, own.Node))
+			texts = append(texts, fmt.Sprintf("another machine, at %s with %s, has this node's name %q", e.Address(), e.Subnets, own.Node))
 		}
-		if !e.PublicIP.IsValid() || e.PublicIP.IsUnspecified() {
-			continue
-		}
-		first, known := at[e.PublicIP]
-		switch {
-		case !known:
-			at[e.PublicIP] = i
-		case len(shared[e.PublicIP]) == 0:
-			shared[e.PublicIP] = []string{says(s.Entries[first]), says(e)}
-		default:
-			shared[e.PublicIP] = append(shared[e.PublicIP], says(e))
+		for _, a := range e.Addresses() {
+			first, known := at[a]
+			switch {
+			case !known:
+				at[a] = i
+			case len(shared[a]) == 0:
+				shared[a] = []string{says(s.Entries[first]), says(e)}
+			default:
+				shared[a] = append(shared[a], says(e))
+			}
 		}
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(shared), netip.Addr.Compare) {

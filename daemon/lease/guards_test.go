@@ -574,22 +574,29 @@ func TestConflicts(t *testing.T) {
 	t.Parallel()
 	here, elsewhere, translated := netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("192.0.2.12"), netip.MustParseAddr("203.0.113.11")
 	me := self{Memory: Memory{UID: "me"}, node: "n1", dead: map[clientv3.LeaseID]bool{9: true}, local: func(a netip.Addr) bool { return a == here }}
+	translated6 := netip.MustParseAddr("2001:db8::99")
+	v6only := func(a netip.Addr) Record {
+		return Record{PublicIP: netip.IPv4Unspecified(), PublicIPv6: &a, Tenure: &Tenant{Node: "n1", UID: "me"}}
+	}
 	for name, c := range map[string]struct {
 		public netip.Addr
 		e      Entry
 		want   bool
 	}{
-		"another node":                      {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n2", UID: "you"}}}, false},
-		"same name":                         {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "you"}}}, true},
-		"same UID":                          {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
-		"same address, which others answer": {here, Entry{Lease: 4, Record: Record{PublicIP: here, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
-		"without a lease":                   {here, Entry{Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "you"}}}, false},
-		"a tombstone":                       {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1"}}}, false},
-		"a lease that counts for nothing":   {here, Entry{Lease: 9, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, false},
-		"own translated address":            {translated, Entry{Lease: 4, Record: Record{PublicIP: translated, Tenure: &Tenant{Node: "n1", UID: "me"}}}, false},
-		"another's translated address":      {translated, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
+		"own translated address, of IPv6 only": {translated6, Entry{Lease: 4, Record: v6only(translated6)}, false},
+		"another address, of IPv6 only":        {translated6, Entry{Lease: 4, Record: v6only(netip.MustParseAddr("2001:db8::12"))}, true},
+		"own address of the second family":     {translated6, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, PublicIPv6: &translated6, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
+		"another node":                         {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n2", UID: "you"}}}, false},
+		"same name":                            {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "you"}}}, true},
+		"same UID":                             {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
+		"same address, which others answer":    {here, Entry{Lease: 4, Record: Record{PublicIP: here, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
+		"without a lease":                      {here, Entry{Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "you"}}}, false},
+		"a tombstone":                          {here, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1"}}}, false},
+		"a lease that counts for nothing":      {here, Entry{Lease: 9, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, false},
+		"own translated address":               {translated, Entry{Lease: 4, Record: Record{PublicIP: translated, Tenure: &Tenant{Node: "n1", UID: "me"}}}, false},
+		"another's translated address":         {translated, Entry{Lease: 4, Record: Record{PublicIP: elsewhere, Tenure: &Tenant{Node: "n1", UID: "me"}}}, true},
 	} {
-		me.public = c.public
+		me.public = []netip.Addr{netip.MustParseAddr("192.0.2.99"), c.public}
 		if got := me.conflicts(c.e); got != c.want {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
@@ -599,8 +606,9 @@ func TestConflicts(t *testing.T) {
 func TestInherits(t *testing.T) {
 	t.Parallel()
 	here := netip.MustParseAddr("192.0.2.11")
+	here6, there6 := netip.MustParseAddr("2001:db8::11"), netip.MustParseAddr("2001:db8::12")
 	me := self{Memory: Memory{UID: "now"}, node: "n1", dead: map[clientv3.LeaseID]bool{9: true},
-		local:   func(a netip.Addr) bool { return a == here },
+		local:   func(a netip.Addr) bool { return a == here || a == here6 },
 		flannel: func() bool { return false },
 		running: func(uid string) bool { return uid == "running" }}
 	own := Entry{Record: Record{PublicIP: here, Tenure: &Tenant{Node: "n1", UID: "before"}}, Lease: 4}
@@ -614,15 +622,19 @@ func TestInherits(t *testing.T) {
 		e    Entry
 		want bool
 	}{
-		"own of before":            {own, true},
-		"without a lease":          {with(func(e *Entry) { e.Lease = 0 }), false},
-		"a lease that etcd denies": {with(func(e *Entry) { e.Lease = 9 }), false},
-		"address elsewhere":        {with(func(e *Entry) { e.PublicIP = netip.MustParseAddr("192.0.2.12") }), false},
-		"another name":             {with(func(e *Entry) { e.Tenure.Node = "n2" }), false},
-		"a tombstone":              {with(func(e *Entry) { e.Tenure.UID = "" }), false},
-		"of a daemon that runs":    {with(func(e *Entry) { e.Tenure.UID = "running" }), false},
-		"this identity's":          {with(func(e *Entry) { e.Tenure.UID = "now" }), false},
-		"flannel's":                {with(func(e *Entry) { e.Tenure = nil }), true},
+		"own of before":             {own, true},
+		"without a lease":           {with(func(e *Entry) { e.Lease = 0 }), false},
+		"a lease that etcd denies":  {with(func(e *Entry) { e.Lease = 9 }), false},
+		"address elsewhere":         {with(func(e *Entry) { e.PublicIP = netip.MustParseAddr("192.0.2.12") }), false},
+		"another name":              {with(func(e *Entry) { e.Tenure.Node = "n2" }), false},
+		"a tombstone":               {with(func(e *Entry) { e.Tenure.UID = "" }), false},
+		"of a daemon that runs":     {with(func(e *Entry) { e.Tenure.UID = "running" }), false},
+		"this identity's":           {with(func(e *Entry) { e.Tenure.UID = "now" }), false},
+		"flannel's":                 {with(func(e *Entry) { e.Tenure = nil }), true},
+		"of IPv6 only":              {with(func(e *Entry) { e.PublicIP, e.PublicIPv6 = netip.IPv4Unspecified(), &here6 }), true},
+		"of IPv6 only, elsewhere":   {with(func(e *Entry) { e.PublicIP, e.PublicIPv6 = netip.IPv4Unspecified(), &there6 }), false},
+		"flannel's of IPv6 only":    {with(func(e *Entry) { e.Tenure, e.PublicIP, e.PublicIPv6 = nil, netip.IPv4Unspecified(), &here6 }), true},
+		"IPv4 elsewhere, IPv6 here": {with(func(e *Entry) { e.PublicIP, e.PublicIPv6 = netip.MustParseAddr("192.0.2.12"), &here6 }), false},
 	} {
 		if got := me.inherits(c.e); got != c.want {
 			t.Errorf("%s: inherited %t", name, got)

@@ -260,7 +260,7 @@ func (e *Engine) loseLocked(why string) {
 func (e *Engine) publish(ctx context.Context) {
 	t := e.tenancy()
 	n := e.inForce()
-	if t == nil || n == nil || e.cfg.Ready() != nil {
+	if t == nil || n == nil || e.cfg.Ready(n) != nil {
 		return
 	}
 	want, err := e.record(*n, t.subnets, t.Epoch())
@@ -277,7 +277,7 @@ func (e *Engine) publish(ctx context.Context) {
 		e.log.Warn("own record not updated yet", "subnet", t.subnets, "error", err)
 		return
 	}
-	e.log.Info("own record updated", "subnet", t.subnets, "publicIP", want.PublicIP)
+	e.log.Info("own record updated", "subnet", t.subnets, "publicIP", want.Address())
 	e.update(func() {
 		if e.held != nil && e.held.lease == t.lease {
 			next := *e.held

@@ -19,12 +19,12 @@ const duplicateNode = "duplicate-node"
 // be told, the key is left to lapse, which costs this node nothing but its old
 // subnet: no pod outlives a boot.
 func (e *Engine) undisputed(ctx context.Context, own Entry) bool {
-	silent, err := e.cfg.Silent(ctx, own.PublicIP)
+	silent, err := e.cfg.Silent(ctx, own.Address())
 	if err == nil && silent {
 		return true
 	}
 	e.log.Warn("own subnet of before is left to lapse: its address may be another machine's",
-		"subnet", own.Subnets, "publicIP", own.PublicIP, "answered", !silent, "error", err)
+		"subnet", own.Subnets, "publicIP", own.Address(), "answered", !silent, "error", err)
 	return false
 }
 
@@ -120,13 +120,13 @@ func (e *Engine) refuseFor(other Entry, r renewed) {
 		what = fmt.Sprintf("the identity (UID %s) in this node's state directory is", who.UID)
 		fix = "if this machine is a clone, remove node.json from its --state-dir, and give it another name; or stop the other machine"
 	}
-	text := fmt.Sprintf("%s in use by the machine at %s, which holds %s and renewed its lease %s ago", what, other.PublicIP, other.Subnets, r.ago)
-	if other.PublicIP.IsValid() && e.cfg.Local(other.PublicIP) {
+	text := fmt.Sprintf("%s in use by the machine at %s, which holds %s and renewed its lease %s ago", what, other.Address(), other.Subnets, r.ago)
+	if other.Address().IsValid() && e.cfg.Local(other.Address()) {
 		text += "; that address is this machine's too: another daemon on it, or another machine that answers for it"
 	}
 	e.update(func() {
 		if e.conflict == "" {
-			e.log.Error("refused: another machine lives under this node's name", "holder", other.PublicIP, "subnet", other.Subnets, "node", who.Node, "uid", who.UID)
+			e.log.Error("refused: another machine lives under this node's name", "holder", other.Address(), "subnet", other.Subnets, "node", who.Node, "uid", who.UID)
 		}
 		e.started, e.conflict = true, text
 		e.problems.add(duplicateNode, api.SeverityError, text, fix+"; if the other one is gone, this node goes on by itself within three of its renewal intervals")

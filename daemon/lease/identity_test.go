@@ -98,19 +98,27 @@ func TestTwins(t *testing.T) {
 	entry := func(subnet, ip, node, uid string) Entry {
 		return Entry{Subnets: Subnets{V4: netip.MustParsePrefix(subnet)}, Record: Record{PublicIP: netip.MustParseAddr(ip), Tenure: &Tenant{Node: node, UID: uid}}}
 	}
+	six := func(e Entry, ip string) Entry {
+		a := netip.MustParseAddr(ip)
+		e.PublicIPv6 = &a
+		return e
+	}
 	own := Tenant{Node: "n1", UID: "u1"}
 	me := entry("10.5.1.0/24", "192.0.2.1", "n1", "u1")
 	for name, c := range map[string]struct {
 		others []Entry
 		want   []string
 	}{
-		"alone":            {nil, nil},
-		"two":              {[]Entry{entry("10.5.2.0/24", "192.0.2.2", "n2", "u2")}, nil},
-		"one address":      {[]Entry{entry("10.5.2.0/24", "192.0.2.1", "n2", "u2")}, []string{"192.0.2.1", "n1", "n2"}},
-		"others' address":  {[]Entry{entry("10.5.2.0/24", "192.0.2.2", "n2", "u2"), entry("10.5.3.0/24", "192.0.2.2", "n3", "u3")}, []string{"192.0.2.2", "n2", "n3"}},
-		"one name":         {[]Entry{entry("10.5.2.0/24", "192.0.2.2", "n1", "u2")}, []string{"n1", "192.0.2.2"}},
-		"own tombstone":    {[]Entry{entry("10.5.2.0/24", "192.0.2.1", "n1", "")}, nil},
-		"a v6-only record": {[]Entry{entry("10.5.2.0/24", "0.0.0.0", "n2", "u2"), entry("10.5.3.0/24", "0.0.0.0", "n3", "u3")}, nil},
+		"alone":                    {nil, nil},
+		"two":                      {[]Entry{entry("10.5.2.0/24", "192.0.2.2", "n2", "u2")}, nil},
+		"one address":              {[]Entry{entry("10.5.2.0/24", "192.0.2.1", "n2", "u2")}, []string{"192.0.2.1", "n1", "n2"}},
+		"others' address":          {[]Entry{entry("10.5.2.0/24", "192.0.2.2", "n2", "u2"), entry("10.5.3.0/24", "192.0.2.2", "n3", "u3")}, []string{"192.0.2.2", "n2", "n3"}},
+		"one name":                 {[]Entry{entry("10.5.2.0/24", "192.0.2.2", "n1", "u2")}, []string{"n1", "192.0.2.2"}},
+		"own tombstone":            {[]Entry{entry("10.5.2.0/24", "192.0.2.1", "n1", "")}, nil},
+		"one IPv6 address":         {[]Entry{six(entry("10.5.2.0/24", "192.0.2.2", "n2", "u2"), "2001:db8::2"), six(entry("10.5.3.0/24", "0.0.0.0", "n3", "u3"), "2001:db8::2")}, []string{"2001:db8::2", "n2", "n3"}},
+		"IPv6 alike, not the same": {[]Entry{six(entry("10.5.2.0/24", "0.0.0.0", "n2", "u2"), "2001:db8::2"), six(entry("10.5.3.0/24", "0.0.0.0", "n3", "u3"), "2001:db8::3")}, nil},
+		"one name, of IPv6 only":   {[]Entry{six(entry("10.5.2.0/24", "0.0.0.0", "n1", "u2"), "2001:db8::2")}, []string{"n1", "2001:db8::2"}},
+		"a v6-only record":         {[]Entry{entry("10.5.2.0/24", "0.0.0.0", "n2", "u2"), entry("10.5.3.0/24", "0.0.0.0", "n3", "u3")}, nil},
 	} {
 		got := twins(&Snapshot{Entries: append([]Entry{me}, c.others...)}, own)
 		if (got == "") != (len(c.want) == 0) {

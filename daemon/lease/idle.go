@@ -34,7 +34,7 @@ func (e *Engine) idle(ctx context.Context) (pause time.Duration, idle bool) {
 	case d.wait != "":
 		return e.waitFor(d.wait), true
 	}
-	if e.cfg.Ready() != nil {
+	if e.cfg.Ready(d.network) != nil {
 		return 0, false
 	}
 	for range Candidates(*d.network, s, e.want()) {

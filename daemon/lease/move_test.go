@@ -109,18 +109,35 @@ func TestStateLost(t *testing.T) {
 // taken over if its device is down, and left alone while it is up.
 func TestFlannelsRecord(t *testing.T) {
 	t.Parallel()
-	for name, up := range map[string]bool{"device down": false, "device up": true} {
+	four := Subnets{V4: netip.MustParsePrefix("10.5.2.0/24")}
+	six := Subnets{V6: netip.MustParsePrefix("fd00:5:0:2::/64")}
+	const record = `{"PublicIP":"192.0.2.11","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:66"}}`
+	const record6 = `{"PublicIP":"0.0.0.0","PublicIPv6":"2001:db8::11","BackendType":"vxlan","BackendV6Data":{"VNI":1,"VtepMAC":"02:00:00:00:00:66"}}`
+	for name, one := range map[string]struct {
+		up              bool
+		network, record string
+		address         string
+		sub             Subnets
+	}{
+		"device down":            {false, fourSubnets, record, "192.0.2.11", four},
+		"device up":              {true, fourSubnets, record, "192.0.2.11", four},
+		"IPv6 only, device down": {false, fourSubnets6, record6, "2001:db8::11", six},
+		"IPv6 only, device up":   {true, fourSubnets6, record6, "2001:db8::11", six},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, c := cluster(t, fourSubnets)
-			sub := Subnets{V4: netip.MustParsePrefix("10.5.2.0/24")}
+			s, c := cluster(t, one.network)
+			sub, up := one.sub, one.up
 			l, err := c.Grant(t.Context(), 3600)
 			if err != nil {
 				t.Fatal(err)
 			}
 			key := NewKeys(prefix).Subnet(sub)
-			put(t, c, key, `{"PublicIP":"192.0.2.11","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:66"}}`, clientv3.WithLease(l.ID))
+			put(t, c, key, one.record, clientv3.WithLease(l.ID))
 			h := newHost(t, "n1", s.Endpoint)
+			if one.sub == six {
+				h.address, h.address6 = "", "2001:db8::11"
+			}
 			h.local, h.silent, h.flannel = true, true, up
 			v := h.start().waitHeld()
 			if got := v.Holding.Subnets() == sub; got == up {

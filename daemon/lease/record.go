@@ -81,6 +81,27 @@ type Record struct {
 	Tenure        *Tenant      `json:"Tenure,omitempty"`
 }
 
+// Addresses are those that the record announces, IPv4 first; none where it has
+// none or cannot be read. Of them the first is the machine's: by it a node tells
+// its own record of before from a clone's.
+func (r Record) Addresses() []netip.Addr {
+	var all []netip.Addr
+	for _, a := range []*netip.Addr{&r.PublicIP, r.PublicIPv6} {
+		if a != nil && a.IsValid() && !a.IsUnspecified() {
+			all = append(all, *a)
+		}
+	}
+	return all
+}
+
+// Address is the first of Addresses, the zero Addr where there is none.
+func (r Record) Address() netip.Addr {
+	if all := r.Addresses(); len(all) > 0 {
+		return all[0]
+	}
+	return netip.Addr{}
+}
+
 // Tenant returns whose record it is; the zero Tenant for flannel's.
 func (r Record) Tenant() Tenant {
 	if r.Tenure == nil {

@@ -135,7 +135,7 @@ func (e *Engine) unprovenWhy() error {
 
 // notReady says first what this machine lacks: etcd may be out of reach for that.
 func (e *Engine) notReady() string {
-	if err := e.cfg.Ready(); err != nil {
+	if err := e.cfg.Ready(e.network); err != nil {
 		return err.Error() + "; "
 	}
 	return ""

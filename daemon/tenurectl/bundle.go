@@ -90,7 +90,8 @@ func collect(ctx context.Context, o doctor.Options, config string) []part {
 		"journalctl --no-pager -n 2000 -u " + install.Unit,
 	}
 	for name, link := range facts.Links {
-		if link.Kind == "vxlan" && strings.HasPrefix(name, o.Instance+".") {
+		overlay := link.Kind == "vxlan" && strings.HasPrefix(name, o.Instance+".")
+		if overlay || slices.Contains(facts.Uplink.Fenced, name) {
 			lines = append(lines, "tc -s filter show dev "+name+" ingress", "tc -s filter show dev "+name+" egress")
 		}
 	}

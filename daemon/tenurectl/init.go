@@ -116,10 +116,7 @@ func networkConfig(network, config string) ([]byte, []string, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("--network-config: %w", err)
 	}
-	n, warnings, err := conf.ParseNetwork(b)
-	if err == nil {
-		err = conf.Unsupported(n).Err()
-	}
+	_, warnings, err := conf.ParseNetwork(b)
 	if err != nil {
 		return nil, nil, fmt.Errorf("network config: %w", err)
 	}

@@ -330,11 +330,9 @@ func TestNetworkConfig(t *testing.T) {
 	if b, _, err := networkConfig("10.5.0.0/16", ""); string(b) != want || err != nil {
 		t.Errorf("--network is %s, %v; want %s", b, err, want)
 	}
-	// What no node could obey is refused before it is written.
-	for network, config := range map[string]string{"fd00:5::/48": "", "": `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`} {
-		if b, _, err := networkConfig(network, config); err == nil || !strings.Contains(err.Error(), "not supported") {
-			t.Errorf("%s%s is %s, %v", network, config, b, err)
-		}
+	const six = `{"Backend":{"Type":"vxlan"},"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`
+	if b, _, err := networkConfig("fd00:5::/48", ""); string(b) != six || err != nil {
+		t.Errorf("--network is %s, %v; want %s", b, err, six)
 	}
 	file := filepath.Join(t.TempDir(), "network.json")
 	const config = `{"Network":"10.5.0.0/16","EnableNFTables":true}`

@@ -124,7 +124,7 @@ func printTable(out io.Writer, s *api.Status) error {
 		line("lease", fmt.Sprintf("%s, ttl %s, overlay %s, last proof %s, epoch %d", s.Lease.ID,
 			time.Duration(s.Lease.TTLSeconds)*time.Second, closes(s.Lease.RemainingSeconds), ago(s.Lease.LastProofSecondsAgo), s.Lease.Epoch))
 	}
-	line("underlay", fmt.Sprintf("%s on %s, pod MTU %d", orNone(s.PublicIP), orNone(s.Interface), s.MTU))
+	line("underlay", fmt.Sprintf("%s on %s, pod MTU %d", orNone(strings.TrimSpace(s.PublicIP+" "+s.PublicIP6)), orNone(s.Interface), s.MTU))
 	line("addresses", fmt.Sprintf("%d used, %d cooling, %d in all", s.Addresses.Used, s.Addresses.Cooling, s.Addresses.Total))
 	for _, e := range s.Etcd.Endpoints {
 		line("etcd", strings.TrimSpace(e.URL+" "+e.Version)+" "+health(e))

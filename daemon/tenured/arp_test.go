@@ -6,27 +6,30 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/tenure-cni/tenure/test/netnstest"
 )
 
-// TestAddressSilent asks on a wire with one other machine.
+// TestAddressSilent asks on a wire with one other machine, in either family.
 func TestAddressSilent(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs root and network namespaces")
 	}
 	us, other := netnstest.New(t), netnstest.New(t)
-	cable(t, us, other, "192.0.2.2/24")
+	cable(t, us, other, "192.0.2.2/24", "2001:db8::2/64")
 	for _, c := range []struct {
 		name, ip string
 		silent   bool
 	}{
 		{"nobody has it", "192.0.2.1", true},
 		{"the other machine has it", "192.0.2.2", false},
+		{"nobody has the IPv6 one", "2001:db8::1", true},
+		{"the other machine has the IPv6 one", "2001:db8::2", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := us.Do(func() error {
-				silent, err := addressSilent(t.Context(), "eth0", netip.MustParseAddr(c.ip))
+				silent, err := probe(t.Context(), "eth0", netip.MustParseAddr(c.ip))
 				if silent != c.silent {
 					t.Errorf("silent: %t, want %t", silent, c.silent)
 				}
@@ -37,16 +40,18 @@ func TestAddressSilent(t *testing.T) {
 			}
 		})
 	}
-	if err := us.Do(func() error {
-		_, err := addressSilent(t.Context(), "eth9", netip.MustParseAddr("192.0.2.1"))
-		return err
-	}); err == nil {
-		t.Error("a link that does not exist was probed")
+	for _, ip := range []string{"192.0.2.1", "2001:db8::1"} {
+		if err := us.Do(func() error {
+			_, err := probe(t.Context(), "eth9", netip.MustParseAddr(ip))
+			return err
+		}); err == nil {
+			t.Errorf("a link that does not exist was probed for %s", ip)
+		}
 	}
 }
 
-// cable joins two machines by eth0 and gives the other one an address.
-func cable(t *testing.T, us, other *netnstest.NS, addr string) {
+// cable joins two machines by eth0 and gives the other one addresses.
+func cable(t *testing.T, us, other *netnstest.NS, addrs ...string) {
 	t.Helper()
 	h, err := netlink.NewHandleAt(netns.NsHandle(us.FD()))
 	if err != nil {
@@ -61,16 +66,21 @@ func cable(t *testing.T, us, other *netnstest.NS, addr string) {
 	if err := h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(other.FD())}); err != nil {
 		t.Fatal(err)
 	}
-	a, err := netlink.ParseAddr(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
 	far, err := o.LinkByName("eth0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := o.AddrAdd(far, a); err != nil {
-		t.Fatal(err)
+	for _, addr := range addrs {
+		a, err := netlink.ParseAddr(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.IP.To4() == nil {
+			a.Flags = unix.IFA_F_NODAD // it has long had it
+		}
+		if err := o.AddrAdd(far, a); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, end := range []*netlink.Handle{o, h} {
 		l, err := end.LinkByName("eth0")
@@ -108,5 +118,48 @@ func TestClaims(t *testing.T) {
 		if got := claims(c.packet, own, ip); got != c.want {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
+	}
+}
+
+// TestClaims6: what another machine's neighbour messages say of an address.
+func TestClaims6(t *testing.T) {
+	ip := netip.MustParseAddr("2001:db8::1")
+	with := func(f func(b []byte)) []byte {
+		b := solicitation(ip)
+		f(b)
+		return b
+	}
+	from := func(b []byte, a string) { v := netip.MustParseAddr(a).As16(); copy(b[8:], v[:]) }
+	answer := func(of string) []byte {
+		return with(func(b []byte) {
+			b[ipv6Header] = ndpAdvertise
+			from(b, "fe80::2")
+			v := netip.MustParseAddr(of).As16()
+			copy(b[ipv6Header+8:], v[:])
+		})
+	}
+	for name, c := range map[string]struct {
+		packet []byte
+		want   bool
+	}{
+		"an answer":                 {answer("2001:db8::1"), true},
+		"a probe":                   {solicitation(ip), true},
+		"a question from there":     {with(func(b []byte) { from(b, "2001:db8::1"); b[ipv6Header+23] = 7 }), true},
+		"an answer about another":   {answer("2001:db8::7"), false},
+		"a neighbour asking for us": {with(func(b []byte) { from(b, "fe80::2") }), false},
+		"from another link":         {with(func(b []byte) { b[7] = 64 }), false},
+		"another message":           {with(func(b []byte) { b[ipv6Header] = 134 }), false},
+		"another protocol":          {with(func(b []byte) { b[6] = unix.IPPROTO_UDP }), false},
+		"IPv4":                      {with(func(b []byte) { b[0] = 4 << 4 }), false},
+		"cut short":                 {solicitation(ip)[:ndpLength-1], false},
+		"nothing":                   {nil, false},
+	} {
+		if got := claims6(c.packet, ip); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+	// A message whose sum is in it adds up to nothing.
+	if b := solicitation(ip); icmp6Sum(b) != 0 {
+		t.Errorf("the sum of a probe is %#x", icmp6Sum(b))
 	}
 }

@@ -29,7 +29,7 @@ func (d *daemon) openKernel(ctx context.Context) (*fence.Fence, *dataplane.Linux
 			d.engine.Refuse("")
 			return f, kernel, nil
 		}
-		if err := d.underlay.closeBare(); err != nil {
+		if err := errors.Join(d.underlay.closeBare(), d.underlay.withdraw(d.podNetworks())); err != nil {
 			d.log.Error("a device may be open without a fence", "error", err)
 		}
 		if err.Error() != last {

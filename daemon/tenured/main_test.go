@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/dirlock"
+	"github.com/tenure-cni/tenure/daemon/lease"
+	"github.com/tenure-cni/tenure/daemon/node"
 )
 
 // started runs start with everything it could write below dir.
@@ -108,7 +111,8 @@ func TestLogger(t *testing.T) {
 	}
 }
 
-func TestUnsupported(t *testing.T) {
+// TestUnable: what a machine or its names cannot do is refused, and only that.
+func TestUnable(t *testing.T) {
 	parse := func(text string) conf.Network {
 		t.Helper()
 		n, _, err := conf.ParseNetwork([]byte(text))
@@ -117,18 +121,51 @@ func TestUnsupported(t *testing.T) {
 		}
 		return n
 	}
-	for text, want := range map[string]string{
-		`{"Network":"10.5.0.0/16"}`:                                                 "",
-		`{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`:                    "Backend.Type",
-		`{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","DirectRouting":true}}`: "Backend.DirectRouting",
-		`{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`:        "EnableIPv6",
+	const six = `"EnableIPv6":true,"IPv6Network":"fd00:5::/48"`
+	for _, c := range []struct {
+		config, name string
+		hasIPv6      bool
+		want         string
+	}{
+		{`{"Network":"10.5.0.0/16"}`, "tenure", false, ""},
+		{`{"Network":"10.5.0.0/16",` + six + `}`, "tenure", true, ""},
+		{`{"Network":"10.5.0.0/16",` + six + `}`, "tenure", false, "EnableIPv6"},
+		{`{"EnableIPv4":false,` + six + `}`, "tenure", false, "EnableIPv6"},
+		{`{"Network":"10.5.0.0/16",` + six + `,"Backend":{"Type":"vxlan","VNI":10000000}}`, "tenure", true, "Backend.VNI"},
+		{`{"Network":"10.5.0.0/16",` + six + `,"Backend":{"Type":"vxlan","VNI":10000000}}`, "ten", true, ""},
+		{`{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":10000000}}`, "tenure", true, ""},
+		{`{"Network":"10.5.0.0/16",` + six + `,"Backend":{"Type":"host-gw"}}`, "tenure", true, ""},
 	} {
 		var fields []string
-		for _, f := range conf.Unsupported(parse(text)) {
+		for _, f := range unable(parse(c.config), c.name, c.hasIPv6) {
 			fields = append(fields, f.Field)
 		}
-		if got := strings.Join(fields, " "); got != want {
-			t.Errorf("%s: at fault %q, want %q", text, got, want)
+		if got := strings.Join(fields, " "); got != c.want {
+			t.Errorf("%s as %s, IPv6 %t: at fault %q, want %q", c.config, c.name, c.hasIPv6, got, c.want)
+		}
+	}
+}
+
+// TestRecord: what a node announces is flannel's form, byte for byte but for
+// what Tenure adds.
+func TestRecord(t *testing.T) {
+	u := node.Underlay{PublicIP: netip.MustParseAddr("192.0.2.11"), PublicIP6: netip.MustParseAddr("2001:db8::b")}
+	mac := lease.MAC{2, 0, 0, 0, 0, 1}
+	const data = `{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}`
+	const six = `"EnableIPv6":true,"IPv6Network":"fd00:5::/48"`
+	for config, want := range map[string]string{
+		`{"Network":"10.5.0.0/16"}`:                                          `{"PublicIP":"192.0.2.11","PublicIPv6":null,"BackendType":"vxlan","BackendData":` + data + `}`,
+		`{"Network":"10.5.0.0/16",` + six + `}`:                              `{"PublicIP":"192.0.2.11","PublicIPv6":"2001:db8::b","BackendType":"vxlan","BackendData":` + data + `,"BackendV6Data":` + data + `}`,
+		`{"EnableIPv4":false,` + six + `}`:                                   `{"PublicIP":"0.0.0.0","PublicIPv6":"2001:db8::b","BackendType":"vxlan","BackendV6Data":` + data + `}`,
+		`{"Network":"10.5.0.0/16",` + six + `,"Backend":{"Type":"host-gw"}}`: `{"PublicIP":"192.0.2.11","PublicIPv6":"2001:db8::b","BackendType":"host-gw"}`,
+	} {
+		n, _, err := conf.ParseNetwork([]byte(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := json.Marshal(record(u, n, mac))
+		if err != nil || string(got) != want {
+			t.Errorf("%s: %s, %v\nwant %s", config, got, err, want)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func (u *underlay) takenByLinks() ([]conf.Named, error) {
 	for _, a := range addrs {
 		name := names[a.LinkIndex]
 		ip, ok := netip.AddrFromSlice(a.IP)
-		if !ok || ip.IsLoopback() || name == "" || u.own(name) {
+		if !ok || ip.IsLoopback() || ip.Is6() && ip.IsLinkLocalUnicast() || name == "" || u.own(name) {
 			continue
 		}
 		bits, _ := a.Mask.Size()
@@ -70,7 +70,7 @@ func (u *underlay) takenByLinks() ([]conf.Named, error) {
 }
 
 func (u *underlay) allAddresses() ([]netlink.Addr, error) {
-	addrs, err := whole(func() ([]netlink.Addr, error) { return u.handle.AddrList(nil, netlink.FAMILY_V4) })
+	addrs, err := whole(func() ([]netlink.Addr, error) { return u.handle.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -86,6 +86,9 @@ func (u *underlay) lookAtTaken() (news bool) {
 	}
 	var now []string
 	for _, a := range addrs {
+		if a.IP.To4() == nil && a.IP.IsLinkLocalUnicast() {
+			continue // each pod's interface has one
+		}
 		now = append(now, fmt.Sprint(a.LinkIndex, a.IPNet, a.Peer))
 	}
 	if u.reached != nil {

@@ -14,11 +14,11 @@ import (
 	"github.com/tenure-cni/tenure/test/lab"
 )
 
-// Wire counts the overlay's packets that come in by a device, by the source of
-// the packet inside.
+// Wire counts the packets that come in by a device, by their source: those in
+// the overlay by that of the packet inside.
 type Wire struct {
-	mu   sync.Mutex
-	from map[netip.Addr]int
+	mu          sync.Mutex
+	from, plain map[netip.Addr]int
 }
 
 // Sniff looks at a device, until the test ends. On the LAN the device to-n1 is
@@ -45,7 +45,7 @@ func Sniff(t testing.TB, at *lab.NS, device string) *Wire {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &Wire{from: map[netip.Addr]int{}}
+	w := &Wire{from: map[netip.Addr]int{}, plain: map[netip.Addr]int{}}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -55,11 +55,18 @@ func Sniff(t testing.TB, at *lab.NS, device string) *Wire {
 	return w
 }
 
-// From is how many packets with that source were seen.
+// From is how many packets with that source were seen in the overlay.
 func (w *Wire) From(a netip.Addr) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.from[a]
+}
+
+// Plain is how many were seen outside of it.
+func (w *Wire) Plain(a netip.Addr) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.plain[a]
 }
 
 func (w *Wire) read(raw *os.File) {
@@ -69,11 +76,18 @@ func (w *Wire) read(raw *os.File) {
 		if err != nil {
 			return
 		}
-		if source, ok := innerSource(buf[:n]); ok {
-			w.mu.Lock()
-			w.from[source]++
-			w.mu.Unlock()
-		}
+		w.note(buf[:n])
+	}
+}
+
+func (w *Wire) note(packet []byte) {
+	const ipLen = 20
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if source, ok := innerSource(packet); ok {
+		w.from[source]++
+	} else if len(packet) >= ipLen && packet[0]>>4 == 4 {
+		w.plain[netip.AddrFrom4([4]byte(packet[12:16]))]++
 	}
 }
 

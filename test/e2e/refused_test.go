@@ -123,6 +123,40 @@ func TestRefusedAfterHeld(t *testing.T) {
 	flow.Runs(ctx, t)
 }
 
+// TestRefusedUplink is the same with direct routes: the uplink is the host's, so
+// it is the routes that go.
+func TestRefusedUplink(t *testing.T) {
+	ctx := cluster.Context(t, 90*time.Second)
+	c := cluster.New(ctx, t, `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`, "n1", "n2")
+	n1, n2 := c.Nodes[0], c.Nodes[1]
+	pod, far := cluster.Pod(ctx, t, n1, "p"), cluster.Pod(ctx, t, n2, "p")
+	flow := cluster.StartFlow(ctx, t, pod.NS, far.NS, far.IP)
+	flow.Runs(ctx, t)
+
+	n1.Kill()
+	gate := newGate(t)
+	gate.refuse.Store(&refusal{command: -1, errno: unix.EPERM})
+	if err := n1.StartUnder(ctx, gate.wrapper(t)); err != nil {
+		t.Fatal(err)
+	}
+	cluster.WaitState(ctx, t, n1, api.StateRefused)
+	flow.Runs(ctx, t)
+	cluster.Exec(ctx, t, n1, "ip", "route", "add", "198.51.100.64/26", "via", "192.0.2.1", "proto", "90") // of another instance, say
+	cluster.Exec(ctx, t, n1, "tc", "qdisc", "del", "dev", "eth0", "clsact")
+	cluster.Eventually(ctx, t, repair, "the routes without a fence are gone", func() error {
+		out, err := n1.Exec(ctx, "ip", "route", "show", "proto", "90", "dev", "eth0")
+		if err == nil && !strings.HasPrefix(out, "198.51.100.64/26 ") || strings.Count(out, "\n") != 1 {
+			return errors.New("routes: " + out)
+		}
+		return err
+	})
+	flow.Ends(ctx, t, repair)
+
+	gate.refuse.Store(nil)
+	cluster.WaitState(ctx, t, n1, api.StateHeld)
+	flow.Runs(ctx, t)
+}
+
 // device is the vxlan device of the cluster's network.
 const device = "tenure.1"
 

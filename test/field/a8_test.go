@@ -41,7 +41,7 @@ func badConfigs() map[string]string {
 		fmt.Sprintf(backend, `"MTU":100`):                                          "Backend.MTU",
 		fmt.Sprintf(backend, `"Type":"udp"`):                                       "Backend.Type",
 		fmt.Sprintf(backend, `"Vni":1,"vNI":2`):                                    "Backend.VNI",
-		fmt.Sprintf(backend, `"DirectRouting":true`):                               "Backend.DirectRouting",
+		fmt.Sprintf(backend, `"DirectRouting":1`):                                  "Backend.DirectRouting",
 		`{"Network":"10.5.0.0/16","SubnetLenght":24}`:                              "SubnetLenght",
 		`{"Network":"10.5.0.0/16","Network":"10.6.0.0/16"}`:                        "Network",
 		`{"Network":"10.5.0.0/16","EnableIPv6":true}`:                              "IPv6Network",
