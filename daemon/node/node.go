@@ -177,6 +177,7 @@ func (n *Node) steer() {
 	pods := n.cfg.Ledger.List()
 	cause := causeOf(v, u, pods, n.busy(pods))
 	if reflect.DeepEqual(cause, n.cause) {
+		n.cause = cause // a list may have made the same anew: the next look finds it by its address
 		n.forget()
 		return
 	}
