@@ -250,7 +250,8 @@ func TestLoadWholeFile(t *testing.T) {
 	for text, ok := range map[string]bool{
 		"": true, "# nothing\n": true, "---\n": true, "~": true, "null # nothing\n": true, "%YAML 1.1\n---\nname: t\n...\n": true, "--- # first\nname: t\n---\n# nothing\n": true,
 		"node-name: |-\n  n---\nname: t\n": true, "name: t\n---\nnode-name: n1\n": false, "name: t\n...\nnode-name: n1\n": false, "name: t\n--- {}\n": false,
-		"&0,\nname: t\n": false, "&0,": false,
+		"&0,\nname: t\n": false, "&0,": false, "{}\nname: t\n": false, "{name: t}\nnode-name: n1\n": false, "{name: t} # that is all\n": true, "{name: t}\n...\n": true,
+		"{name: t}}": false, "Null\n": true, "name: t\n---\n~\n": true, "name: t\n---\n~\n---\nnode-name: n1\n": false,
 	} {
 		if faults := fields(t, []string{"--config", write(t, "tenured.yaml", text)}, nil); (len(faults) == 0) != ok {
 			t.Errorf("%q: %v", text, faults)
