@@ -237,6 +237,18 @@ func TestPassword(t *testing.T) {
 	if p, err := e.Password(); p != " geheim " || err != nil {
 		t.Errorf("%q, %v", p, err)
 	}
+	most := strings.Repeat("p", maxPassword)
+	if p, err := (Etcd{PasswordFile: write(t, "most", most)}).Password(); p != most || err != nil {
+		t.Errorf("%d bytes, %v", len(p), err)
+	}
+	for _, file := range []string{write(t, "more", most+"p"), "/dev/zero"} {
+		if p, err := (Etcd{PasswordFile: file}).Password(); p != "" || err == nil || !strings.Contains(err.Error(), file+" has more than 65536 bytes") {
+			t.Errorf("%s: %d bytes, %v", file, len(p), err)
+		}
+	}
+	if faults := fields(t, []string{"--etcd-username=u", "--etcd-password-file=/dev/zero"}, nil); len(faults) != 0 {
+		t.Errorf("a file that is not to be read to its end: %v", faults)
+	}
 	if p, err := (Etcd{}).Password(); p != "" || err != nil {
 		t.Errorf("%q, %v", p, err)
 	}
