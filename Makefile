@@ -9,6 +9,13 @@ export PATH := $(if $(GO),$(patsubst %/,%,$(dir $(GO))):)$(PATH):/usr/sbin:/sbin
 
 VERSION ?= $(shell git -c safe.directory='*' describe --tags --always --dirty 2>/dev/null || echo dev)
 
+# GOARCH=arm64 makes programs and packages for other machines, and leaves the
+# programs in bin/arm64. What is run on the way is this machine's.
+ARCH := $(GOARCH)
+unexport GOARCH
+BIN := bin$(if $(ARCH),/$(ARCH))
+ARM64 := CGO_ENABLED=0 GOARCH=arm64 $(GO)
+
 BUILD := $(GO) build -trimpath -buildvcs=false
 STAMP := -X main.version=$(VERSION)
 TOOLS := $(CURDIR)/bin/tools
@@ -19,15 +26,15 @@ FAULT := $(GO) test -buildvcs=false -count=1 -timeout 0 -v ./test/fault -run
 GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then for d in bin dist; do [ ! -e $$d ] || chown -R "$$SUDO_UID:$$SUDO_GID" $$d; done; fi
 
 .DEFAULT_GOAL := build
-.PHONY: help build tools demo test test-long test-fault test-soak test-mutants test-short fuzz lint man vulncheck bench bench-scale lab-up lab-down install packages clean go root
+.PHONY: help build tools demo test test-long test-fault test-soak test-mutants test-short test-arm64 fuzz lint man vulncheck bench bench-scale lab-up lab-down install packages clean go root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-19s %s\n", $$1, $$2}'
 
-build: go ## the four static programs, in bin/
-	@mkdir -p bin
-	CGO_ENABLED=0 $(BUILD) -ldflags '-s -w $(STAMP)' -o bin/ ./plugins/tenure ./plugins/tenure-ipam
-	CGO_ENABLED=0 $(BUILD) -ldflags '$(STAMP)' -o bin/ ./daemon/tenured ./daemon/tenurectl
+build: go ## the four static programs, in bin/ (GOARCH=arm64: in bin/arm64/)
+	@mkdir -p $(BIN)
+	CGO_ENABLED=0 $(if $(ARCH),GOARCH=$(ARCH)) $(BUILD) -ldflags '-s -w $(STAMP)' -o $(BIN)/ ./plugins/tenure ./plugins/tenure-ipam
+	CGO_ENABLED=0 $(if $(ARCH),GOARCH=$(ARCH)) $(BUILD) -ldflags '$(STAMP)' -o $(BIN)/ ./daemon/tenured ./daemon/tenurectl
 	@$(GIVE)
 
 tools: go $(TOOLS)/cnitool ## helpers of the lab: cnitool, reference plugins, an etcd; in bin/tools/
@@ -67,6 +74,13 @@ test-mutants: root ## break the product in each of many ways: the faults must sh
 test-short: go ## the tests that need neither root nor a C compiler
 	CGO_ENABLED=0 $(GO) test -short ./...
 
+test-arm64: go ## programs and all tests for arm64, and those without root or etcd under qemu-user
+	@./scripts/deps arm64
+	@$(MAKE) --no-print-directory build GOARCH=arm64
+	$(ARM64) vet ./...
+	$(ARM64) test -short -vet=off -p 1 -exec qemu-aarch64-static -skip '^(TestBinary|TestItEndsWithAKilledDaemon)$$' ./conf/... ./daemon/api ./daemon/attach ./daemon/cnidir ./daemon/doctor ./daemon/fence ./daemon/hook ./daemon/node ./daemon/server ./plugins/...
+	$(ARM64) test -short -vet=off -p 1 -exec qemu-aarch64-static -run '^Fuzz' ./daemon/dataplane ./daemon/lease ./ipam
+
 fuzz: go ## every fuzz target for TIME (30s), one after the other
 	$(GO) run -buildvcs=false ./scripts/fuzz -time $(or $(TIME),30s)
 
@@ -104,8 +118,9 @@ lab-down: root go ## remove every lab that lab-up left running (root)
 install: ## put bin/, the unit and a first configuration where a node wants them (DESTDIR, PREFIX, CNI_BIN, UNIT_DIR)
 	./scripts/install
 
-packages: build $(TOOLS)/nfpm ## deb and rpm, in dist/
-	./scripts/packages dist $(VERSION)
+packages: build $(TOOLS)/nfpm ## deb and rpm, in dist/ (GOARCH=arm64: for such machines)
+	@$(if $(ARCH),$(MAKE) --no-print-directory build GOARCH=)
+	./scripts/packages dist $(VERSION) $(ARCH)
 	@$(GIVE)
 
 clean: ## remove what was built

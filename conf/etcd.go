@@ -1,7 +1,9 @@
 package conf
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"os"
@@ -68,7 +70,7 @@ func (e Etcd) Check() Faults {
 		if f.file == "" {
 			continue
 		}
-		if _, err := os.ReadFile(f.file); err != nil {
+		if err := readable(f.file); err != nil {
 			faults.add(f.field, "%v", err)
 		}
 	}
@@ -77,14 +79,40 @@ func (e Etcd) Check() Faults {
 	return faults
 }
 
-// Password reads the password file, without the line end; "" without a file.
+// readable says what keeps a file from being read, by its first byte: it may be
+// of any size.
+func readable(file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if _, err := f.Read(make([]byte, 1)); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+// maxPassword bounds the password file, in bytes.
+const maxPassword = 64 << 10
+
+// Password reads the password file, without the line end; "" without a file. A
+// file of more than 64 KiB is refused: it holds no password.
 func (e Etcd) Password() (string, error) {
 	if e.PasswordFile == "" {
 		return "", nil
 	}
-	b, err := os.ReadFile(e.PasswordFile)
+	f, err := os.Open(e.PasswordFile)
 	if err != nil {
 		return "", fmt.Errorf("read etcd password: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, maxPassword+1))
+	if err != nil {
+		return "", fmt.Errorf("read etcd password: %w", err)
+	}
+	if len(b) > maxPassword {
+		return "", fmt.Errorf("read etcd password: %s has more than %d bytes; name the file that holds the password alone", e.PasswordFile, maxPassword)
 	}
 	return strings.TrimRight(string(b), "\r\n"), nil
 }

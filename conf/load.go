@@ -1,6 +1,7 @@
 package conf
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	yamlv2 "go.yaml.in/yaml/v2"
 	"sigs.k8s.io/yaml"
 )
 
@@ -171,28 +173,43 @@ func (l *loader) readFile(file string) {
 	}
 }
 
-// unread says what of a file the YAML library passes over without a word: a second
-// document, and all of a file that begins with what it takes for an anchor.
+// unread says what of a file the YAML library passes over without a word: what
+// follows its first document, also without a mark between them, as after "{}", and
+// all of a file that begins with what it takes for an anchor.
 func unread(b []byte, none bool) error {
-	said, ended := "", false
-	for line := range strings.Lines(string(b)) {
-		text, _, _ := strings.Cut(line, "#")
-		text = strings.TrimRight(text, " \t\r\n")
-		switch rest, begins := strings.CutPrefix(text, "---"); {
-		case text == "..." || begins && (rest == "" || rest[0] == ' '):
-			ended, text = said != "", strings.TrimSpace(strings.Trim(rest, "."))
-		case strings.HasPrefix(text, "%"):
-			text = ""
+	documents := yamlv2.NewDecoder(bytes.NewReader(b))
+	for first := true; ; first = false {
+		var one any
+		err := documents.Decode(&one)
+		if errors.Is(err, io.EOF) {
+			break
 		}
-		if text != "" && ended {
-			return fmt.Errorf("a second document begins with %q, and one is read", text)
+		if err != nil {
+			return fmt.Errorf("not all of it can be read: %w", err)
 		}
-		said += strings.TrimSpace(text)
+		if !first && one != nil {
+			return errors.New("a second document follows, and one is read")
+		}
 	}
-	if none && said != "" && said != "null" && said != "~" {
+	if none && !nothing(b) {
 		return errors.New("nothing in it can be read")
 	}
 	return nil
+}
+
+// nothing says whether a file is empty, or says so.
+func nothing(b []byte) bool {
+	for line := range strings.Lines(string(b)) {
+		text, _, _ := strings.Cut(line, "#")
+		switch strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(text), "---")) {
+		case "", "...", "~", "null", "Null", "NULL":
+		default:
+			if !strings.HasPrefix(text, "%") {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 func (l *loader) readSetting(file string, m member) {

@@ -260,6 +260,18 @@ func TestPassword(t *testing.T) {
 	if p, err := e.Password(); p != " geheim " || err != nil {
 		t.Errorf("%q, %v", p, err)
 	}
+	most := strings.Repeat("p", maxPassword)
+	if p, err := (Etcd{PasswordFile: write(t, "most", most)}).Password(); p != most || err != nil {
+		t.Errorf("%d bytes, %v", len(p), err)
+	}
+	for _, file := range []string{write(t, "more", most+"p"), "/dev/zero"} {
+		if p, err := (Etcd{PasswordFile: file}).Password(); p != "" || err == nil || !strings.Contains(err.Error(), file+" has more than 65536 bytes") {
+			t.Errorf("%s: %d bytes, %v", file, len(p), err)
+		}
+	}
+	if faults := fields(t, []string{"--etcd-username=u", "--etcd-password-file=/dev/zero"}, nil); len(faults) != 0 {
+		t.Errorf("a file that is not to be read to its end: %v", faults)
+	}
 	if p, err := (Etcd{}).Password(); p != "" || err != nil {
 		t.Errorf("%q, %v", p, err)
 	}
@@ -273,7 +285,8 @@ func TestLoadWholeFile(t *testing.T) {
 	for text, ok := range map[string]bool{
 		"": true, "# nothing\n": true, "---\n": true, "~": true, "null # nothing\n": true, "%YAML 1.1\n---\nname: t\n...\n": true, "--- # first\nname: t\n---\n# nothing\n": true,
 		"node-name: |-\n  n---\nname: t\n": true, "name: t\n---\nnode-name: n1\n": false, "name: t\n...\nnode-name: n1\n": false, "name: t\n--- {}\n": false,
-		"&0,\nname: t\n": false, "&0,": false,
+		"&0,\nname: t\n": false, "&0,": false, "{}\nname: t\n": false, "{name: t}\nnode-name: n1\n": false, "{name: t} # that is all\n": true, "{name: t}\n...\n": true,
+		"{name: t}}": false, "Null\n": true, "name: t\n---\n~\n": true, "name: t\n---\n~\n---\nnode-name: n1\n": false,
 	} {
 		if faults := fields(t, []string{"--config", write(t, "tenured.yaml", text)}, nil); (len(faults) == 0) != ok {
 			t.Errorf("%q: %v", text, faults)

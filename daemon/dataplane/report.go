@@ -31,7 +31,8 @@ type PeerReport struct {
 	Direct bool
 }
 
-// Report is the outcome of the latest pass, and counts since the start.
+// Report is the outcome of the latest pass, and counts since the start. Who has
+// one must not change its lists.
 type Report struct {
 	// Converged: the kernel was read and nothing had to be written for the
 	// newest Desired, without any error.
@@ -62,8 +63,9 @@ func (r Report) TotalWrites() uint64 {
 	return n
 }
 
+// clone copies what a pass changes in place. The lists of peers are not: each
+// pass makes new ones, and they are long.
 func (r Report) clone() Report {
-	r.Peers, r.Kept = slices.Clone(r.Peers), slices.Clone(r.Kept)
 	r.Conflicts = slices.Clone(r.Conflicts)
 	r.Fights = slices.Clone(r.Fights)
 	r.Faults = slices.Clone(r.Faults)

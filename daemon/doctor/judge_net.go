@@ -265,7 +265,9 @@ func (j *judge) rivals() {
 	}
 }
 
-// overlaps names devices of others with addresses of the pod network.
+// overlaps names devices of others with addresses of the pod network. A single
+// address takes no packet but its own: the plugin ptp gives the gateway's to
+// each pod's interface.
 func (j *judge) overlaps() {
 	subnet, network := j.held(), j.network()
 	for _, name := range slices.Sorted(maps.Keys(j.Links)) {
@@ -275,6 +277,7 @@ func (j *judge) overlaps() {
 		for _, a := range j.Links[name].Addrs {
 			fix := fmt.Sprintf("ip addr del %s dev %s; or: give %s another network", a, name, name)
 			switch {
+			case a.IsSingleIP():
 			case subnet.IsValid() && a.Masked().Overlaps(subnet):
 				j.found(Error, "address-overlap", name+" has addresses of this node's own subnet: pods and that device are confused", fmt.Sprintf("%s on %s, subnet %s", a, name, subnet), fix)
 			case network.IsValid() && a.Masked().Overlaps(network):

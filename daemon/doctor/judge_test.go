@@ -179,6 +179,9 @@ func TestEachFinding(t *testing.T) {
 		{"docker in the network", func(f *Facts) {
 			f.Links["docker0"] = Link{Kind: "bridge", Addrs: []netip.Prefix{prefix("10.5.99.1/24")}}
 		}, "warning address-overlap", "docker0, network 10.5.0.0/16", "docker0"},
+		{"ptp's pods", func(f *Facts) {
+			f.Links["veth1"] = Link{Kind: "veth", Addrs: []netip.Prefix{prefix("10.5.34.1/32")}}
+		}, "", "", ""},
 		{"managed", link("tenure0", func(l *Link) { l.Manager = networkd }), "warning link-manager", networkd, "Unmanaged=yes"},
 		{"managed by NetworkManager", link("tenure.1", func(l *Link) { l.Manager = networkManager }), "warning link-manager", networkManager, "nmcli device set tenure.1 managed no"},
 		{"no gateway", link("tenure0", func(l *Link) { l.Addrs = nil }), "error bridge", "want 10.5.34.1/24", "journalctl"},

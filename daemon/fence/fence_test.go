@@ -235,3 +235,28 @@ func TestUnsupported(t *testing.T) {
 	}
 	t.Log(err)
 }
+
+// The kernel is asked for many tokens at a time.
+func TestManyTokens(t *testing.T) {
+	f := openFence(t)
+	for _, count := range []int{tokensAtOnce, 2*tokensAtOnce + 1} {
+		for i := range count {
+			// Straight into the map: Allow compares each with all.
+			must(t, f.maps.tokens.Put([6]byte{2, 0, 0, 0, byte(i >> 8), byte(i)}, newToken(manyth(i))))
+		}
+		got, err := f.Tokens()
+		must(t, err)
+		if len(got) != count {
+			t.Fatalf("%d tokens, want %d", len(got), count)
+		}
+		for i := range count {
+			if mac := ([6]byte{2, 0, 0, 0, byte(i >> 8), byte(i)}); got[mac] != manyth(i) {
+				t.Fatalf("%x stands for %s, want %s", mac, got[mac], manyth(i))
+			}
+		}
+	}
+}
+
+func manyth(i int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
+}

@@ -53,23 +53,31 @@ func (f *Fence) Tokens() (map[[6]byte]netip.Prefix, error) {
 	return maps.Clone(f.tokens), nil
 }
 
+// tokensAtOnce is how many tokens one question to the kernel asks for. One by one
+// it would be two questions for each; and a kernel refuses fewer than share one
+// place in its hash table.
+const tokensAtOnce = 1024
+
 // readTokens brings the copy in memory to what the kernel has. A value that
 // cannot be read stands as the zero prefix: the MAC is let in all the same,
 // so it must be seen.
 func (f *Fence) readTokens() error {
-	tokens := make(map[[6]byte]netip.Prefix)
-	var mac [6]byte
-	var value token
-	entries := f.maps.tokens.Iterate()
-	for entries.Next(&mac, &value) {
-		p, err := value.prefix()
-		if err != nil {
-			f.log.Warn("fence: a token is damaged", "mac", net.HardwareAddr(mac[:]).String(), "error", err)
+	tokens := make(map[[6]byte]netip.Prefix, len(f.tokens))
+	macs, values := make([][6]byte, tokensAtOnce), make([]token, tokensAtOnce)
+	var cursor ebpf.MapBatchCursor
+	for last := false; !last; {
+		n, err := f.maps.tokens.BatchLookup(&cursor, macs, values, nil)
+		last = errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !last {
+			return fmt.Errorf("read map %s: %w", tokensName, err)
 		}
-		tokens[mac] = p
-	}
-	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read map %s: %w", tokensName, err)
+		for i, mac := range macs[:n] {
+			p, err := values[i].prefix()
+			if err != nil {
+				f.log.Warn("fence: a token is damaged", "mac", net.HardwareAddr(mac[:]).String(), "error", err)
+			}
+			tokens[mac] = p
+		}
 	}
 	f.tokens = tokens
 	return nil

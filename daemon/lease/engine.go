@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 
@@ -130,6 +131,7 @@ type Engine struct {
 	saved      time.Time                 // when node.json was written last
 	looked     time.Time                 // when this loop listed last
 	counted    nextEnd                   // which lease ends next, when nothing is free
+	starved    *backoff.ExponentialBackOff
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced on every change of the view
@@ -181,7 +183,7 @@ func (t *tenancy) failing() bool {
 
 // NewEngine returns an engine that has done nothing yet.
 func NewEngine(cfg Config) *Engine {
-	return &Engine{cfg: cfg, keys: NewKeys(cfg.Prefix), log: cfg.Log,
+	return &Engine{cfg: cfg, keys: NewKeys(cfg.Prefix), log: cfg.Log, starved: newStarved(time.Second),
 		wake: make(chan struct{}, 1), lacking: make(chan struct{}, 1), asks: make(chan ask), dead: map[clientv3.LeaseID]bool{}, changed: make(chan struct{}), problems: problems{}}
 }
 
@@ -338,6 +340,7 @@ func (e *Engine) look(ctx context.Context) time.Duration {
 		}
 		return e.retryIn()
 	}
+	e.starved.Reset()
 	e.reachable()
 	e.adopt(s)
 	if e.cfg.Birth != nil && s.Store.ModRevision == 0 && !e.unsettled() {
@@ -496,12 +499,13 @@ func (e *Engine) waitLocked(why string) {
 // noFreeSubnet is the problem that exhaustion is.
 const noFreeSubnet = "no-free-subnet"
 
-// retryIn is soon while a subnet is at stake, and slower otherwise.
+// retryIn is soon while a subnet is at stake, and slower and slower otherwise: see
+// maxStarved. A watch that is back, or a connection, ends the pause.
 func (e *Engine) retryIn() time.Duration {
 	if h := e.tenancy(); h != nil && h.ttl > 0 {
 		return jitter(min(Interval(h.ttl), retryWaiting))
 	}
-	return jitter(time.Second)
+	return e.starved.NextBackOff()
 }
 
 func (e *Engine) callTimeout() time.Duration {

@@ -778,7 +778,7 @@ func TestStoreThatRefusesWrites(t *testing.T) {
 }
 
 // TestBadConfigSurvivesRestarts: a config that was refused is never taken for
-// the last good one.
+// the last good one, and a node that has had no good one says so.
 func TestBadConfigSurvivesRestarts(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t, fourSubnets)
@@ -788,7 +788,17 @@ func TestBadConfigSurvivesRestarts(t *testing.T) {
 	if _, err := c.Put(t.Context(), NewKeys(prefix).Config(), `{"Network":"nonsense"}`); err != nil {
 		t.Fatal(err)
 	}
-	d.wait("config-refused", func(v View) bool { return hasProblem(v, "config-refused") })
+	meanwhile := func(d *daemon, says, not string) {
+		t.Helper()
+		w := d.wait("config-refused", func(v View) bool { return hasProblem(v, "config-refused") })
+		for _, p := range w.Problems {
+			if p.Code == "config-refused" && (!strings.Contains(p.Fix, says) || strings.Contains(p.Fix, not)) {
+				t.Errorf("with the config in force %t it says %q, want %q", w.Network != nil, p.Fix, says)
+			}
+		}
+	}
+	meanwhile(d, "last good config stays in force", "waits")
+	meanwhile(newHost(t, "n2", s.Endpoint).start(), "has had no good one, and waits", "stays in force")
 	for range 2 {
 		d.stop()
 		d = h.start()

@@ -54,7 +54,7 @@ const configRefused = "config-refused"
 // taken down, since pods use it.
 func (e *Engine) refuseConfigLocked(s *Snapshot, err error) {
 	if _, known := e.problems[configRefused]; !known {
-		e.log.Error("network config refused, the last good one stays in force", "error", err)
+		e.log.Error("network config refused", "inForce", e.network != nil, "error", err)
 	}
 	n, _, unreadable := conf.ParseNetwork(s.Config.Value)
 	if unreadable == nil && e.network != nil && *e.network == n {
@@ -62,8 +62,12 @@ func (e *Engine) refuseConfigLocked(s *Snapshot, err error) {
 			"take what clashes off this node, or give the cluster another network; a node that comes to this state anew waits")
 		return
 	}
+	meanwhile := "the last good config stays in force meanwhile"
+	if e.network == nil {
+		meanwhile = "this node has had no good one, and waits for it"
+	}
 	e.problems.add(configRefused, api.SeverityError, "the network config in etcd is refused: "+err.Error(),
-		"repair it with tenurectl config edit (the etcd key "+e.keys.Config()+"); the last good config stays in force meanwhile")
+		"repair it with tenurectl config edit (the etcd key "+e.keys.Config()+"); "+meanwhile)
 }
 
 // putInForceLocked goes on with n. It is written down at once: a daemon that

@@ -316,6 +316,9 @@ func (e *Engine) reachable() {
 func (e *Engine) reachableLocked() {
 	if e.etcdErr != nil {
 		e.log.Info("etcd answers again", "after", time.Since(e.etcdDown).Round(time.Millisecond))
+		if e.rouse != nil {
+			e.rouse() // the watch may be waiting long before it asks again
+		}
 	}
 	e.etcdErr = nil
 }

@@ -37,6 +37,7 @@ type Watcher struct {
 	mute   bool      // the last watch ended in silence; a list shows whether etcd is there
 	silent bool      // it is, and no watch has said anything since: told by onQuiet
 	shown  time.Time // when the last snapshot of events was
+	listed time.Time // when this attempt's list came, the zero Time before
 }
 
 // resyncEvery bounds how long a lost event can go unnoticed.
@@ -91,22 +92,45 @@ func (w *Watcher) rest(ctx context.Context, d time.Duration) {
 
 // Run lists and watches until ctx ends. It never gives up.
 func (w *Watcher) Run(ctx context.Context) {
-	pause := newPause()
+	p := newPauses()
 	for ctx.Err() == nil {
-		began := time.Now()
+		w.listed = time.Time{}
 		err := w.once(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil || time.Since(began) > maxPause { // a watch that has lived is no repeated failure
-			pause.Reset()
-		}
+		pause := p.after(err, !w.listed.IsZero(), time.Since(w.listed))
 		if err == nil { // the resync period, or a compaction: nothing is wrong
 			continue
 		}
 		w.fail(err)
-		w.rest(ctx, pause.NextBackOff())
+		w.rest(ctx, pause)
 	}
+}
+
+// pauses are those between attempts to list and watch.
+type pauses struct{ list, watch *backoff.ExponentialBackOff }
+
+func newPauses() pauses { return pauses{newStarved(100 * time.Millisecond), newPause()} }
+
+// after is the pause after an attempt that ended with err, listed or not, and if
+// so with a watch that has lived for so long. An etcd that brings no list may
+// starve, and is asked less and less; one that lists and does not let watch is
+// read from, and so is asked soon. A watch that has lived is no repeated failure.
+func (p pauses) after(err error, listed bool, lived time.Duration) time.Duration {
+	if listed {
+		p.list.Reset()
+	}
+	switch {
+	case err == nil:
+		p.watch.Reset()
+		return 0
+	case !listed:
+		return p.list.NextBackOff()
+	case lived > maxPause:
+		p.watch.Reset()
+	}
+	return p.watch.NextBackOff()
 }
 
 // once is one list and the watch that follows it. It returns nil when the
@@ -117,6 +141,7 @@ func (w *Watcher) once(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.listed = time.Now()
 	w.publish(snap)
 	w.compare(ctx, m, snap) // which may ask etcd: nobody waits for what is only counted
 	w.seen = seen{mirror: m, cluster: snap.ClusterID, reached: snap.Revision}
@@ -350,6 +375,18 @@ const maxPause = 5 * time.Second
 func newPause() *backoff.ExponentialBackOff {
 	b := backoff.NewExponentialBackOff()
 	b.InitialInterval, b.MaxInterval = 100*time.Millisecond, maxPause
+	return b
+}
+
+// maxStarved is the longest wait between two lists that bring nothing. That of
+// thousands of records is the dearest question there is, and all nodes ask it.
+// Whatever etcd answers this node meanwhile ends the wait.
+const maxStarved = 30 * time.Second
+
+// newStarved is that wait: from first to maxStarved, randomised by a quarter.
+func newStarved(first time.Duration) *backoff.ExponentialBackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval, b.RandomizationFactor = first, maxStarved*4/5, 0.25
 	return b
 }
 

@@ -137,6 +137,7 @@ type Node struct {
 	steering sync.Mutex
 	steered  dataplane.Desired // what the data plane was told last
 	linger   linger            // what of that only stays for a while
+	cause    cause             // what that follows from
 }
 
 // New returns a Node that has done nothing yet. Run must run for its ADDs to
@@ -163,7 +164,7 @@ func (n *Node) Run(ctx context.Context) error {
 		case <-changed:
 		case <-n.changed:
 		case <-retry.C:
-			n.Status() // notes since when each problem stands, asked or not
+			n.noteProblems()
 		}
 		retry.Stop()
 	}
@@ -179,16 +180,50 @@ func (n *Node) steer() {
 	}
 	v, _ := n.cfg.Tenancy.Changed()
 	pods := n.cfg.Ledger.List()
+	cause := causeOf(v, u, pods, n.busy(pods), n.holes())
+	if !n.linger.waits && reflect.DeepEqual(cause, n.cause) {
+		n.cause = cause // a list may have made the same anew: the next look finds it by its address
+		n.forget()
+		return
+	}
 	d, wanted := Desired(v, u, pods, n.cfg)
 	d = n.linger.keep(d, n.steered, v, n.cfg.Prefix, n.cfg.Clock())
-	d.Bridge.Ports = n.atRest(d.Bridge.Ports, pods)
-	d.Clamp = clampTo(d.Clamp, n.holes())
+	d.Bridge.Ports = atRest(d.Bridge.Ports, cause.busy)
+	d.Clamp = clampTo(d.Clamp, cause.holes)
 	switch {
 	case !wanted:
+		return
 	case !reflect.DeepEqual(d, n.steered):
 		n.cfg.Plane.Set(d)
 		n.steered = d
-	case n.cfg.Forget != nil && cleared(d, n.cfg.Plane.Report()):
+	default:
+		n.forget()
+	}
+	n.cause = cause
+}
+
+// cause is all that the data plane's Desired follows from. With thousands of
+// peers to make it anew is work, and most often none of this has changed.
+type cause struct {
+	view     lease.View
+	underlay Underlay
+	pods     []ipam.Allocation
+	busy     map[string]bool
+	holes    []pathmtu.Hole
+}
+
+// causeOf leaves out of the view what passes by itself, and what is only told.
+func causeOf(v lease.View, u Underlay, pods []ipam.Allocation, busy map[string]bool, holes []pathmtu.Hole) cause {
+	v.State, v.Reason, v.Problems, v.Doubt = "", "", nil, ""
+	v.Deadline, v.LastProof = 0, 0
+	return cause{v, u, pods, busy, holes}
+}
+
+// forget tells whoever wants to know which former networks have left nothing in
+// the kernel.
+func (n *Node) forget() {
+	d := n.steered
+	if n.cfg.Forget != nil && len(d.Former) > 0 && cleared(d, n.cfg.Plane.Report()) {
 		n.cfg.Forget(d.Former)
 	}
 }
@@ -212,15 +247,20 @@ func (n *Node) poll() time.Duration {
 	return underlayPoll
 }
 
-// atRest leaves out the ports of pods that a call is at work on: whoever makes
-// one plugs it in, and what it has made so far needs no repair.
-func (n *Node) atRest(ports []string, pods []ipam.Allocation) []string {
+// busy are the ports of pods that a call is at work on.
+func (n *Node) busy(pods []ipam.Allocation) map[string]bool {
 	busy := map[string]bool{}
 	for _, a := range pods {
 		if n.keys.busy(a.Key) {
 			busy[a.Host] = true
 		}
 	}
+	return busy
+}
+
+// atRest leaves out the ports that are busy: whoever makes one plugs it in, and
+// what it has made so far needs no repair.
+func atRest(ports []string, busy map[string]bool) []string {
 	return slices.DeleteFunc(ports, func(port string) bool { return busy[port] })
 }
 

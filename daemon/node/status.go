@@ -32,34 +32,52 @@ func (n *Node) Status() *api.Status {
 		s.Etcd.Revision = v.Snapshot.Revision
 	}
 	u, ok := n.cfg.Underlay()
-	if !ok {
-		s.Problems = append(s.Problems, problem("underlay-missing", api.SeverityError, n.cfg.UnderlayErr().Error(),
-			"bring the interface up, or name another with --iface; this is tried again every few seconds"))
-	}
 	if ok {
 		s.PublicIP, s.PublicIP6, s.Interface, s.MTU = addressText(u.PublicIP), addressText(u.PublicIP6), u.Interface, u.PodMTU(v.Network)
-		s.Problems = append(s.Problems, mtuProblems(u, v.Network)...)
 	}
 	n.addHolding(s, v, now)
 	s.Stranded = append(s.Stranded, stranded(v, pods)...)
 	s.Peers = append(s.Peers, peerStates(v, u, report)...)
-	s.Problems = append(s.Problems, v.Problems...)
-	s.Problems = append(s.Problems, n.cfg.Store.Problems()...)
-	s.Problems = append(s.Problems, planeProblems(report, len(pods))...)
-	if len(s.Stranded) > 0 {
-		s.Problems = append(s.Problems, strandedProblem(s.Stranded, v.LostWhy))
+	s.Problems = append(s.Problems, n.problems(v, report, len(pods), s.Stranded)...)
+	return s
+}
+
+// problems are all that stand, each with since when.
+func (n *Node) problems(v lease.View, report dataplane.Report, pods int, stranded []api.Stranded) []api.Problem {
+	var all []api.Problem
+	u, ok := n.cfg.Underlay()
+	if !ok {
+		all = append(all, problem("underlay-missing", api.SeverityError, n.cfg.UnderlayErr().Error(),
+			"bring the interface up, or name another with --iface; this is tried again every few seconds"))
+	}
+	if ok {
+		all = append(all, mtuProblems(u, v.Network)...)
+	}
+	all = append(all, v.Problems...)
+	all = append(all, n.cfg.Store.Problems()...)
+	all = append(all, planeProblems(report, pods)...)
+	if len(stranded) > 0 {
+		all = append(all, strandedProblem(stranded, v.LostWhy))
 	}
 	if failed := n.cfg.Hook.GivenUp(); len(failed) > 0 {
-		s.Problems = append(s.Problems, hookProblem(failed))
+		all = append(all, hookProblem(failed))
 	}
-	if ok && v.Network != nil {
-		s.Problems = append(s.Problems, holeProblems(n.holes(), s.Peers, *v.Network, n.cfg.ClampMSS)...)
+	if holes := n.holes(); ok && v.Network != nil && len(holes) > 0 {
+		all = append(all, holeProblems(holes, peerStates(v, u, report), *v.Network, n.cfg.ClampMSS)...)
 	}
 	if n.cfg.Surroundings != nil {
-		s.Problems = append(s.Problems, n.cfg.Surroundings()...)
+		all = append(all, n.cfg.Surroundings()...)
 	}
-	n.since.stamp(s.Problems)
-	return s
+	n.since.stamp(all)
+	return all
+}
+
+// noteProblems remembers since when each problem stands, asked or not. The rest
+// of a status, thousands of peers, is made for who asks.
+func (n *Node) noteProblems() {
+	v, _ := n.cfg.Tenancy.Changed()
+	pods := n.cfg.Ledger.List()
+	n.problems(v, n.cfg.Plane.Report(), len(pods), stranded(v, pods))
 }
 
 // prefixText is "" for no network.

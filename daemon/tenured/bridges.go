@@ -104,8 +104,9 @@ func (b *bridges) problems(v lease.View, former []lease.Subnets, file string) []
 }
 
 // mismatches is pure: the bridges and ports that stand on another subnet than
-// the one held. One that this node held before is an outage for what is on it;
-// any other inside the network becomes one when a node leases it.
+// the one held, or beside ours on that one. This is an outage for what is on
+// them, or on ours; with an address of the network that this node never held it
+// becomes one when a node leases that subnet. doctor judges the same.
 func mismatches(all []borne, ports map[int]port, ours string, live lease.Subnets, former []lease.Subnets, n conf.Network, file string) []api.Problem {
 	var texts []string
 	severity := api.SeverityWarning
@@ -119,7 +120,7 @@ func mismatches(all []borne, ports map[int]port, ours string, live lease.Subnets
 		switch p := b.Prefix.Masked(); {
 		case b.Prefix.IsSingleIP():
 		case overlap(p, live):
-			say(false, "%s has %s, as %s has: packets for what is on one of them go to the other", b.Bridge, b.Prefix, ours)
+			say(true, "%s has %s, of the subnet that %s has: packets for what is on one of them go to the other", b.Bridge, b.Prefix, ours)
 		case slices.ContainsFunc(former, func(s lease.Subnets) bool { return overlap(p, s) }):
 			say(true, "%s has %s, of a subnet that this node held before, and holds %s now: what is on %s reaches no other node", b.Bridge, b.Prefix, live, b.Bridge)
 		case overlap(p, networkOf(n)):

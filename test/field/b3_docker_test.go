@@ -44,7 +44,7 @@ func TestB3Docker(t *testing.T) {
 	ip("link add docker0 type bridge")
 	ip("addr add " + env["FLANNEL_SUBNET"] + " dev docker0")
 	ip("link set docker0 up mtu " + env["FLANNEL_MTU"])
-	mismatch(ctx, t, n1, api.SeverityWarning, "docker0", env["FLANNEL_SUBNET"], cluster.Bridge)
+	mismatch(ctx, t, n1, api.SeverityError, "docker0", env["FLANNEL_SUBNET"], cluster.Bridge)
 
 	second := robbed(ctx, t, c, n1, first)
 	if now := subnetEnv(t, n1, second)["FLANNEL_SUBNET"]; now == env["FLANNEL_SUBNET"] {
