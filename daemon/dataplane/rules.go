@@ -118,6 +118,12 @@ type ourChain struct {
 	bases []string
 }
 
+// wantChain is what one of our chains shall hold, and which packets jump there.
+type wantChain struct {
+	rules []string
+	jump  string
+}
+
 // ourChains are all chains an instance can have. The order is that of the
 // edits: the table that a kernel may not be able to fill comes first, so that
 // when it fails nothing of the others is in yet.
@@ -154,24 +160,43 @@ func (d Desired) podNetworks() []netip.Prefix {
 // wantChains are the rules of the chains that shall exist. Rules that only
 // let traffic fall back to the base chain use RETURN, never ACCEPT, so that
 // those of others behind them still see it.
-func wantChains(want Desired, have Rules) map[string][]string {
-	out := map[string][]string{}
+//
+// Every packet comes through the filter and the raw table, and only the first
+// of a connection through nat. So there are no comments in those two, since
+// each is a match of its own to be called, and what does not concern the raw
+// table leaves it at the jump.
+func wantChains(want Desired, have Rules) map[string]wantChain {
+	var masq, forward []string
 	for _, from := range want.podNetworks() {
 		net := from.String()
 		if want.Masq {
-			out["nat"] = append(out["nat"], masqRules(net, want, have)...)
+			masq = append(masq, masqRules(net, want, have)...)
 		}
 		if want.ForwardAccept {
-			out["filter"] = append(out["filter"],
-				rule("-s "+net, "from pods", "ACCEPT"),
-				rule("-d "+net, "to pods", "ACCEPT"))
+			forward = append(forward, "-s "+net+" -j ACCEPT", "-d "+net+" -j ACCEPT")
 		}
 	}
+	name, out := chainNames(want.Name), map[string]wantChain{}
+	if len(masq) > 0 {
+		out["nat"] = wantChain{masq, rule("", "pod network", name["nat"])}
+	}
+	if len(forward) > 0 {
+		out["filter"] = wantChain{forward, "-j " + name["filter"]}
+	}
 	if len(want.Overlays) > 0 && have.NoTrackFault == "" {
-		match := fmt.Sprintf("-p udp -m udp --dport %d", want.Overlays[0].Port)
-		out["raw"] = []string{rule(match, "outer packets of the overlay", "CT --notrack")}
+		outer := fmt.Sprintf("-p udp -m udp --dport %d", want.Overlays[0].Port)
+		out["raw"] = wantChain{[]string{"-j CT --notrack"}, outer + " -j " + name["raw"]}
 	}
 	return out
+}
+
+// chainNames are the names of ourChains by their table.
+func chainNames(instance string) map[string]string {
+	names := map[string]string{}
+	for _, c := range ourChains(instance) {
+		names[c.chain.Table] = c.chain.Name
+	}
+	return names
 }
 
 // masqRules masquerade what leaves the pod networks from one of them.
@@ -199,15 +224,16 @@ func rule(match, comment, target string) string {
 // planRules compares chains as ordered lists and jumps as exactly one per
 // base chain. A jump stands wherever it is found: it is appended, so chains
 // that were ahead of it stay ahead, and moving it would start a fight with
-// others who also want to be last.
+// others who also want to be last. One of another wording, as an earlier
+// version or another port of the overlay has it, gives way to a new one.
 func planRules(want Desired, have Rules) []TableEdit {
 	var edits []TableEdit
-	rules := wantChains(want, have)
+	chains := wantChains(want, have)
 	for _, c := range ourChains(want.Name) {
 		if c.chain.Table == "raw" && len(want.Overlays) == 0 {
 			continue
 		}
-		wanted, on := rules[c.chain.Table]
+		wanted, on := chains[c.chain.Table]
 		edit := planChain(c, wanted, on, have)
 		if edit.changes() {
 			edits = append(edits, edit)
@@ -220,30 +246,29 @@ func (e TableEdit) changes() bool {
 	return len(e.Fill)+len(e.Unjump)+len(e.Jump)+len(e.Drop) > 0
 }
 
-func planChain(c ourChain, wanted []string, on bool, have Rules) TableEdit {
+func planChain(c ourChain, wanted wantChain, on bool, have Rules) TableEdit {
 	edit := TableEdit{Table: c.chain.Table}
 	found, exists := have.Chains[c.chain]
 	switch {
-	case on && (!exists || !slices.EqualFunc(wanted, found, sameRule)):
-		edit.Fill = []ChainRules{{c.chain.Name, wanted}}
+	case on && (!exists || !slices.EqualFunc(wanted.rules, found, sameRule)):
+		edit.Fill = []ChainRules{{c.chain.Name, wanted.rules}}
 	case !on && exists:
 		edit.Drop = []string{c.chain.Name}
 	}
-	jump := rule("", "pod network", c.chain.Name)
 	for _, base := range c.bases {
 		missing := on
 		for _, r := range have.Jumps[Chain{c.chain.Table, base}] {
 			if ruleTarget(r) != c.chain.Name {
 				continue
 			}
-			if missing && sameRule(r, jump) {
+			if missing && sameRule(r, wanted.jump) {
 				missing = false
 				continue
 			}
 			edit.Unjump = append(edit.Unjump, ChainRule{base, r})
 		}
 		if missing {
-			edit.Jump = append(edit.Jump, ChainRule{base, jump})
+			edit.Jump = append(edit.Jump, ChainRule{base, wanted.jump})
 		}
 	}
 	return edit
