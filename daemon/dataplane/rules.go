@@ -118,12 +118,6 @@ type ourChain struct {
 	bases []string
 }
 
-// wantChain is what one of our chains shall hold, and which packets jump there.
-type wantChain struct {
-	rules []string
-	jump  string
-}
-
 // ourChains are all chains an instance can have. The order is that of the
 // edits: the table that a kernel may not be able to fill comes first, so that
 // when it fails nothing of the others is in yet.
@@ -162,41 +156,35 @@ func (d Desired) podNetworks() []netip.Prefix {
 // those of others behind them still see it.
 //
 // Every packet comes through the filter and the raw table, and only the first
-// of a connection through nat. So there are no comments in those two, since
-// each is a match of its own to be called, and what does not concern the raw
-// table leaves it at the jump.
-func wantChains(want Desired, have Rules) map[string]wantChain {
-	var masq, forward []string
+// of a connection through nat. So those two have no comments: each is a match
+// of its own that has to be called.
+func wantChains(want Desired, have Rules) map[string][]string {
+	out := map[string][]string{}
 	for _, from := range want.podNetworks() {
 		net := from.String()
 		if want.Masq {
-			masq = append(masq, masqRules(net, want, have)...)
+			out["nat"] = append(out["nat"], masqRules(net, want, have)...)
 		}
 		if want.ForwardAccept {
-			forward = append(forward, "-s "+net+" -j ACCEPT", "-d "+net+" -j ACCEPT")
+			out["filter"] = append(out["filter"], "-s "+net+" -j ACCEPT", "-d "+net+" -j ACCEPT")
 		}
 	}
-	name, out := chainNames(want.Name), map[string]wantChain{}
-	if len(masq) > 0 {
-		out["nat"] = wantChain{masq, rule("", "pod network", name["nat"])}
-	}
-	if len(forward) > 0 {
-		out["filter"] = wantChain{forward, "-j " + name["filter"]}
-	}
 	if len(want.Overlays) > 0 && have.NoTrackFault == "" {
-		outer := fmt.Sprintf("-p udp -m udp --dport %d", want.Overlays[0].Port)
-		out["raw"] = wantChain{[]string{"-j CT --notrack"}, outer + " -j " + name["raw"]}
+		out["raw"] = []string{"-j CT --notrack"}
 	}
 	return out
 }
 
-// chainNames are the names of ourChains by their table.
-func chainNames(instance string) map[string]string {
-	names := map[string]string{}
-	for _, c := range ourChains(instance) {
-		names[c.chain.Table] = c.chain.Name
+// jumpTo is the rule of a base chain that leads to ours. Only the outer packets
+// of the overlay take the one of the raw table, which all others leave there.
+func jumpTo(c Chain, want Desired) string {
+	switch {
+	case c.Table == "nat":
+		return rule("", "pod network", c.Name)
+	case c.Table == "raw" && len(want.Overlays) > 0:
+		return fmt.Sprintf("-p udp -m udp --dport %d -j %s", want.Overlays[0].Port, c.Name)
 	}
-	return names
+	return "-j " + c.Name
 }
 
 // masqRules masquerade what leaves the pod networks from one of them.
@@ -228,13 +216,13 @@ func rule(match, comment, target string) string {
 // version or another port of the overlay has it, gives way to a new one.
 func planRules(want Desired, have Rules) []TableEdit {
 	var edits []TableEdit
-	chains := wantChains(want, have)
+	rules := wantChains(want, have)
 	for _, c := range ourChains(want.Name) {
 		if c.chain.Table == "raw" && len(want.Overlays) == 0 {
 			continue
 		}
-		wanted, on := chains[c.chain.Table]
-		edit := planChain(c, wanted, on, have)
+		wanted, on := rules[c.chain.Table]
+		edit := planChain(c, jumpTo(c.chain, want), wanted, on, have)
 		if edit.changes() {
 			edits = append(edits, edit)
 		}
@@ -246,12 +234,12 @@ func (e TableEdit) changes() bool {
 	return len(e.Fill)+len(e.Unjump)+len(e.Jump)+len(e.Drop) > 0
 }
 
-func planChain(c ourChain, wanted wantChain, on bool, have Rules) TableEdit {
+func planChain(c ourChain, jump string, wanted []string, on bool, have Rules) TableEdit {
 	edit := TableEdit{Table: c.chain.Table}
 	found, exists := have.Chains[c.chain]
 	switch {
-	case on && (!exists || !slices.EqualFunc(wanted.rules, found, sameRule)):
-		edit.Fill = []ChainRules{{c.chain.Name, wanted.rules}}
+	case on && (!exists || !slices.EqualFunc(wanted, found, sameRule)):
+		edit.Fill = []ChainRules{{c.chain.Name, wanted}}
 	case !on && exists:
 		edit.Drop = []string{c.chain.Name}
 	}
@@ -261,14 +249,14 @@ func planChain(c ourChain, wanted wantChain, on bool, have Rules) TableEdit {
 			if ruleTarget(r) != c.chain.Name {
 				continue
 			}
-			if missing && sameRule(r, wanted.jump) {
+			if missing && sameRule(r, jump) {
 				missing = false
 				continue
 			}
 			edit.Unjump = append(edit.Unjump, ChainRule{base, r})
 		}
 		if missing {
-			edit.Jump = append(edit.Jump, ChainRule{base, wanted.jump})
+			edit.Jump = append(edit.Jump, ChainRule{base, jump})
 		}
 	}
 	return edit
