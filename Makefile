@@ -26,7 +26,7 @@ FAULT := $(GO) test -buildvcs=false -count=1 -timeout 0 -v ./test/fault -run
 GIVE := if [ -n "$$SUDO_UID" ] && [ "$$(id -u)" = 0 ]; then for d in bin dist; do [ ! -e $$d ] || chown -R "$$SUDO_UID:$$SUDO_GID" $$d; done; fi
 
 .DEFAULT_GOAL := build
-.PHONY: help build tools demo test test-long test-fault test-soak test-mutants test-short test-arm64 fuzz lint man vulncheck bench bench-scale lab-up lab-down install packages clean go root
+.PHONY: help build tools demo test test-long test-fault test-soak test-mutants test-short test-arm64 fuzz lint man vulncheck bench bench-path bench-scale lab-up lab-down install packages clean go root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-19s %s\n", $$1, $$2}'
@@ -101,6 +101,11 @@ bench: root ## Tenure beside the reference plugins: times, throughput, CPU (root
 	CGO_ENABLED=0 $(BUILD) -ldflags '-s -w' -o $(TOOLS)/ ./scripts/bench/delegating
 	@$(GIVE)
 	$(GO) run -buildvcs=false ./scripts/bench
+
+bench-path: root ## packets beside paths made by hand: CPU, throughput, latency, connections (root; PATHS='-rounds 3 -volume 1' for less)
+	@./scripts/deps bench
+	@$(MAKE) --no-print-directory build tools
+	$(GO) run -buildvcs=false ./scripts/bench -only paths $(PATHS)
 
 bench-scale: root ## 1,000 and 5,000 nodes against one etcd, a daemon with 5,000 peers (root; SCALE='-nodes 200' for less)
 	@./scripts/deps run

@@ -27,7 +27,7 @@ func TestPlanOrder(t *testing.T) {
 			want: node34(peer(36), peer(35)),
 			ops: `
 sysctl net/ipv4/ip_forward = 1
-rules raw: fill TENURE-RAW with 1 rules, append to PREROUTING "-m comment --comment \"pod network\" -j TENURE-RAW", append to OUTPUT "-m comment --comment \"pod network\" -j TENURE-RAW"; nat: fill TENURE-MASQ with 3 rules, append to POSTROUTING "-m comment --comment \"pod network\" -j TENURE-MASQ"; filter: fill TENURE-FWD with 2 rules, append to FORWARD "-m comment --comment \"pod network\" -j TENURE-FWD"
+rules raw: fill TENURE-RAW with 1 rules, append to PREROUTING "-p udp -m udp --dport 8472 -j TENURE-RAW", append to OUTPUT "-p udp -m udp --dport 8472 -j TENURE-RAW"; nat: fill TENURE-MASQ with 3 rules, append to POSTROUTING "-m comment --comment \"pod network\" -j TENURE-MASQ"; filter: fill TENURE-FWD with 2 rules, append to FORWARD "-j TENURE-FWD"
 route set unreachable 10.5.0.0/16 metric 4278198272 proto 90
 link add tenure0 bridge mac 0a:58:00:00:03:e8
 link set tenure0 mtu 1450
@@ -89,7 +89,7 @@ neigh set 10.5.36.0 lladdr 0a:58:00:00:00:23 dev tenure.1`,
 				return d
 			}(),
 			ops: `
-rules raw: fill TENURE-RAW with 1 rules
+rules raw: drop from PREROUTING "-p udp -m udp --dport 8472 -j TENURE-RAW", drop from OUTPUT "-p udp -m udp --dport 8472 -j TENURE-RAW", append to PREROUTING "-p udp -m udp --dport 4789 -j TENURE-RAW", append to OUTPUT "-p udp -m udp --dport 4789 -j TENURE-RAW"
 link del tenure.1
 link add tenure.1 vxlan vni 1 port 4789 local 192.0.2.1 dev up0 nolearning mac 0a:58:00:00:00:22 mtu 1450
 fence attach tenure.1

@@ -82,7 +82,7 @@ func rankOfRemoval(o Op, bridge string) int {
 func noRules(instance string, have Rules) []TableEdit {
 	var edits []TableEdit
 	for _, c := range ourChains(instance) {
-		if edit := planChain(c, nil, false, have); edit.changes() {
+		if edit := planChain(c, "", nil, false, have); edit.changes() {
 			edits = append(edits, edit)
 		}
 	}

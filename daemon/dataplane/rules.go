@@ -186,6 +186,10 @@ func (d Desired) overlay(six bool) *Vxlan {
 // wantChains are the rules of the chains that shall exist in a family. Rules
 // that only let traffic fall back to the base chain use RETURN, never ACCEPT,
 // so that those of others behind them still see it.
+//
+// Every packet comes through the filter and the raw table, and only the first
+// of a connection through nat. So those two have no comments: each is a match
+// of its own that has to be called.
 func wantChains(want Desired, six bool, have Rules) map[string][]string {
 	out := map[string][]string{}
 	for _, from := range want.podNetworks(six) {
@@ -197,16 +201,26 @@ func wantChains(want Desired, six bool, have Rules) map[string][]string {
 			out["mangle"] = append(out["mangle"], clampRules(from, want.Clamp)...)
 		}
 		if want.ForwardAccept {
-			out["filter"] = append(out["filter"],
-				rule("-s "+net, "from pods", "ACCEPT"),
-				rule("-d "+net, "to pods", "ACCEPT"))
+			out["filter"] = append(out["filter"], "-s "+net+" -j ACCEPT", "-d "+net+" -j ACCEPT")
 		}
 	}
-	if v := want.overlay(six); v != nil && have.NoTrackFault == "" {
-		match := fmt.Sprintf("-p udp -m udp --dport %d", v.Port)
-		out["raw"] = []string{rule(match, "outer packets of the overlay", "CT --notrack")}
+	if want.overlay(six) != nil && have.NoTrackFault == "" {
+		out["raw"] = []string{"-j CT --notrack"}
 	}
 	return out
+}
+
+// jumpTo is the rule of a base chain that leads to ours. Only the outer packets
+// of the overlay take the one of the raw table, which all others leave there.
+func jumpTo(c Chain, want Desired, six bool) string {
+	v := want.overlay(six)
+	switch {
+	case c.Table == "nat":
+		return rule("", "pod network", c.Name)
+	case c.Table == "raw" && v != nil:
+		return fmt.Sprintf("-p udp -m udp --dport %d -j %s", v.Port, c.Name)
+	}
+	return "-j " + c.Name
 }
 
 // tcpOverhead is what IP and TCP headers without options take of a packet, in
@@ -262,7 +276,8 @@ func rule(match, comment, target string) string {
 // planRules compares chains as ordered lists and jumps as exactly one per
 // base chain. A jump stands wherever it is found: it is appended, so chains
 // that were ahead of it stay ahead, and moving it would start a fight with
-// others who also want to be last.
+// others who also want to be last. One of another wording, as an earlier
+// version or another port of the overlay has it, gives way to a new one.
 func planRules(want Desired, six bool, have Rules) []TableEdit {
 	var edits []TableEdit
 	rules := wantChains(want, six, have)
@@ -271,7 +286,7 @@ func planRules(want Desired, six bool, have Rules) []TableEdit {
 			continue // an overlay that stands from before may need it
 		}
 		wanted, on := rules[c.chain.Table]
-		edit := planChain(c, wanted, on, have)
+		edit := planChain(c, jumpTo(c.chain, want, six), wanted, on, have)
 		if edit.changes() {
 			edits = append(edits, edit)
 		}
@@ -283,7 +298,7 @@ func (e TableEdit) changes() bool {
 	return len(e.Fill)+len(e.Unjump)+len(e.Jump)+len(e.Drop) > 0
 }
 
-func planChain(c ourChain, wanted []string, on bool, have Rules) TableEdit {
+func planChain(c ourChain, jump string, wanted []string, on bool, have Rules) TableEdit {
 	edit := TableEdit{Table: c.chain.Table}
 	found, exists := have.Chains[c.chain]
 	switch {
@@ -292,7 +307,6 @@ func planChain(c ourChain, wanted []string, on bool, have Rules) TableEdit {
 	case !on && exists:
 		edit.Drop = []string{c.chain.Name}
 	}
-	jump := rule("", "pod network", c.chain.Name)
 	for _, base := range c.bases {
 		missing := on
 		for _, r := range have.Jumps[Chain{c.chain.Table, base}] {

@@ -1,7 +1,10 @@
 package dataplane
 
 import (
+	"net/netip"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -79,5 +82,59 @@ COMMIT
 `
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestHotRules is what each packet of a pod passes: nothing there is dearer
+// than it must be, and what an earlier version or another port left behind
+// gives way.
+func TestHotRules(t *testing.T) {
+	want := Desired{
+		Name: "tenure", Networks: []netip.Prefix{netip.MustParsePrefix("10.5.0.0/16")}, Masq: true, ForwardAccept: true,
+		Overlays: []Vxlan{{VNI: 1, Port: 8472, Local: netip.MustParseAddr("192.0.2.11")}},
+	}
+	have := Rules{
+		Chains: map[Chain][]string{
+			{"raw", "TENURE-RAW"}: {`-p udp -m udp --dport 4789 -m comment --comment "outer packets of the overlay" -j CT --notrack`},
+		},
+		Jumps: map[Chain][]string{
+			{"raw", "PREROUTING"}: {`-m comment --comment "pod network" -j TENURE-RAW`},
+			{"raw", "OUTPUT"}:     {`-p udp -m udp --dport 4789 -j TENURE-RAW`},
+			{"filter", "FORWARD"}: {`-m comment --comment "pod network" -j TENURE-FWD`},
+		},
+	}
+	edits := planRules(want, false, have)
+	seen := map[string]string{}
+	for _, e := range edits {
+		seen[e.Table] = e.Restore()
+	}
+	for table, restore := range map[string]string{
+		"raw": `*raw
+:TENURE-RAW - [0:0]
+-A TENURE-RAW -j CT --notrack
+-D PREROUTING -m comment --comment "pod network" -j TENURE-RAW
+-D OUTPUT -p udp -m udp --dport 4789 -j TENURE-RAW
+-A PREROUTING -p udp -m udp --dport 8472 -j TENURE-RAW
+-A OUTPUT -p udp -m udp --dport 8472 -j TENURE-RAW
+COMMIT
+`,
+		"filter": `*filter
+:TENURE-FWD - [0:0]
+-A TENURE-FWD -s 10.5.0.0/16 -j ACCEPT
+-A TENURE-FWD -d 10.5.0.0/16 -j ACCEPT
+-D FORWARD -m comment --comment "pod network" -j TENURE-FWD
+-A FORWARD -j TENURE-FWD
+COMMIT
+`,
+	} {
+		if seen[table] != restore {
+			t.Errorf("got\n%s\nwant\n%s", seen[table], restore)
+		}
+	}
+	// A rule that has a comment calls it for each packet.
+	for _, e := range edits {
+		if e.Table != "nat" && strings.Contains(strings.Join(slices.Concat(e.Fill[0].Rules, []string{e.Jump[0].Rule}), "\n"), "comment") {
+			t.Errorf("%s has comments: %s", e.Table, e)
+		}
 	}
 }

@@ -35,6 +35,7 @@ type bench struct {
 	goals     []goal
 	bin, dir  string
 	scale     scale
+	traffic   traffic
 }
 
 // part is one table of figures.
@@ -51,7 +52,7 @@ func parts() []part {
 		{"daemon", daemonPart, false}, {"calls", callsPart, false}, {"crowd", crowdPart, false}, {"full", fullPart, false}, {"path", pathPart, false},
 		{"spread", spreadPart, false}, {"join", joinPart, false}, {"etcd", etcdPart, false},
 		{"plane", planePart, false},
-		{"starts", startsPart, true}, {"peers", peersPart, true}, {"fleet", fleetPart, true},
+		{"paths", pathsPart, true}, {"starts", startsPart, true}, {"peers", peersPart, true}, {"fleet", fleetPart, true},
 	}
 }
 
@@ -81,10 +82,12 @@ func main() {
 func run(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	rounds := flags.Int("rounds", 5, "how often each contender takes its turn")
-	only := flags.String("only", "", "which parts, separated by commas; empty is all but "+scaleParts)
+	only := flags.String("only", "", "which parts, separated by commas; empty is all but paths and "+scaleParts)
 	plainOnly := flags.Bool("plain-only", false, "leave Tenure out and measure only what it is compared with")
 	var sizes scale
 	sizes.flags(flags)
+	var turn traffic
+	turn.flags(flags)
 	profile := flags.String("cpuprofile", "", "file for the CPU profile of this process, engines of a fleet included")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -111,7 +114,7 @@ func run(ctx context.Context, args []string) (err error) {
 		return fmt.Errorf("directory of the lab: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	b := &bench{rounds: *rounds, plainOnly: *plainOnly, bin: bin, dir: dir, scale: sizes}
+	b := &bench{rounds: *rounds, plainOnly: *plainOnly, bin: bin, dir: dir, scale: sizes, traffic: turn}
 	chosen := wanted(*only)
 	if slices.ContainsFunc(chosen, func(p part) bool { return !p.apart }) {
 		if b.lab, err = lab.New(ctx, lab.Options{Bin: bin, Dir: filepath.Join(dir, "lab")}); err != nil {

@@ -31,11 +31,18 @@ func (t *table) cells(cell func([]float64) string) *table {
 	return t
 }
 
+// row has a row stand where it is named first, whenever its samples come.
+func (t *table) row(name string) {
+	if !slices.Contains(t.rows, name) {
+		t.rows = append(t.rows, name)
+	}
+}
+
+func (t *table) has(row string) bool { return slices.Contains(t.rows, row) }
+
 // add takes one sample.
 func (t *table) add(row, column string, value float64) {
-	if !slices.Contains(t.rows, row) {
-		t.rows = append(t.rows, row)
-	}
+	t.row(row)
 	if !slices.Contains(t.columns, column) {
 		t.columns = append(t.columns, column)
 	}
@@ -83,6 +90,20 @@ func (t *table) quotient(rows [2]string, column string) string {
 // ratioOf divides the medians of two rows; NaN where one has no sample.
 func (t *table) ratioOf(of, to, column string) float64 {
 	return t.at(of, column, 50) / t.at(to, column, 50)
+}
+
+// paired is the median of what one row is of another, sample by sample: what
+// slows the machine for a while slows both. NaN without samples.
+func (t *table) paired(of, to, column string) float64 {
+	a, b := t.samples[[2]string{of, column}], t.samples[[2]string{to, column}]
+	var all []float64
+	for i := range min(len(a), len(b)) {
+		all = append(all, a[i]/b[i])
+	}
+	if len(all) == 0 {
+		return math.NaN()
+	}
+	return median(all)
 }
 
 // at is a percentile of a cell, the 50th being the median; NaN without a sample.

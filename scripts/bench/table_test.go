@@ -147,3 +147,20 @@ func TestTenancies(t *testing.T) {
 		}
 	}
 }
+
+func TestPairedIgnoresDrift(t *testing.T) {
+	tab := newTable("x")
+	for i, speed := range []float64{1, 5, 2} { // the machine is as slow as that
+		tab.add("a", "s", 1.1*speed)
+		if i < 2 {
+			tab.add("a", "other", 1)
+		}
+		tab.add("b", "s", speed)
+	}
+	if got := tab.paired("a", "b", "s"); math.Abs(got-1.1) > 1e-9 {
+		t.Errorf("paired %v", got)
+	}
+	if got := tab.paired("a", "b", "other"); !math.IsNaN(got) {
+		t.Errorf("without samples %v", got)
+	}
+}
