@@ -56,8 +56,8 @@ func drawDesired(t *rapid.T) dataplane.Desired {
 	switch rapid.IntRange(0, 3).Draw(t, "families") {
 	case 1, 2:
 		want = withIPv6(want, drawPeers6(t)...)
-	case 3:
-		want.Former = []netip.Prefix{prefix("fd00:5::/48")} // IPv6 was once
+	default:
+		want.Former = []netip.Prefix{prefix("fd00:5::/48")} // IPv6 was once, perhaps
 	}
 	change := rapid.IntRange(0, 9).Draw(t, "vxlan")
 	which := rapid.IntRange(0, len(want.Overlays)-1).Draw(t, "which")
