@@ -165,10 +165,13 @@ func oneFamilyChanges(ctx context.Context, t *testing.T, c *cluster.Cluster, p1,
 // whose daemon hangs past its deadline neither sends nor hears a packet of pods,
 // and the other node's pods go on.
 func TestIPv6(t *testing.T) {
-	for name, network := range map[string]string{"dual stack": dualNetwork, "IPv6 alone": sixNetwork} {
+	const short, plain = `,"LeaseTTL":"5s"`, `,"LeaseTTL":"5s","Backend":{"Type":"host-gw"}`
+	for name, network := range map[string]string{
+		"dual stack": fmt.Sprintf(dualNetwork, short), "IPv6 alone": fmt.Sprintf(sixNetwork, short), "plain routes": fmt.Sprintf(dualNetwork, plain),
+	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := cluster.Context(t, 2*time.Minute)
-			c := cluster.BornIn(ctx, t, lab.Options{IPv6: true}, fmt.Sprintf(network, `,"LeaseTTL":"5s"`), "n1", "n2", "n3")
+			c := cluster.BornIn(ctx, t, lab.Options{IPv6: true}, network, "n1", "n2", "n3")
 			cluster.Start(ctx, t, c.Nodes...)
 			cluster.WaitPeers(ctx, t, c.Nodes...)
 			var pods []*lab.Pod
