@@ -44,6 +44,7 @@ func TestM2(t *testing.T) {
 	p1, p2 := cluster.Pod(ctx, t, n1, "p"), cluster.Pod(ctx, t, n2, "p")
 	t.Run("reach", func(t *testing.T) { reach(ctx, t, c, p1, p2) })
 	t.Run("M2", func(t *testing.T) { hundredAtOnce(ctx, t, n1, p2) })
+	t.Run("address of another", func(t *testing.T) { addressOfAnother(ctx, t, n1, p1) })
 	t.Run("M4", func(t *testing.T) { oneFamilyChanges(ctx, t, c, p1, p2) })
 }
 
@@ -105,6 +106,32 @@ func hundredAtOnce(ctx context.Context, t *testing.T, n *lab.Node, far *lab.Pod)
 	}
 	if err := cluster.Each(ctx, len(boxes), 4, func(ctx context.Context, i int) error { return cluster.Delete(ctx, n, boxes[i]) }); err != nil {
 		t.Error(err)
+	}
+}
+
+// addressOfAnother gives a pod the IPv6 address that another had, together with
+// another IPv4 address and so another MAC: who knew the former one reaches the
+// new one at once.
+func addressOfAnother(ctx context.Context, t *testing.T, n *lab.Node, neighbour *lab.Pod) {
+	s := cluster.Status(ctx, t, n)
+	four, six := netip.MustParsePrefix(s.Subnet), netip.MustParsePrefix(s.Subnet6)
+	last := func(p netip.Prefix, host byte) string {
+		a := p.Addr().AsSlice()
+		a[len(a)-1] = host
+		addr, _ := netip.AddrFromSlice(a)
+		return netip.PrefixFrom(addr, p.Bits()).String()
+	}
+	for i, host := range []byte{240, 241} {
+		p := cluster.Pod(ctx, t, n, fmt.Sprint("again", i), lab.PodOptions{IPs: []string{last(four, host), last(six, 240)}})
+		cluster.Serve(ctx, t, p.NS, port)
+		for _, from := range []*lab.NS{neighbour.NS, n.NS} {
+			if _, err := cluster.Ask(ctx, from, p.IP6, port); err != nil {
+				t.Errorf("bearer %d of %s from %s: %v", i, p.IP6, from.Name(), err)
+			}
+		}
+		if err := p.Del(ctx); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
