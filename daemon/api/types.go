@@ -100,16 +100,16 @@ const (
 // Status is the object of GET /v1/status and of tenurectl status -o json.
 // Fields are only ever added.
 type Status struct {
-	Version   string     `json:"version"`
-	Node      string     `json:"node"`
-	UID       string     `json:"uid"`
-	Network   string     `json:"network"`
-	State     State      `json:"state"`
-	Ready     bool       `json:"ready"`
-	Reason    string     `json:"reason"`
-	Lease     *Lease     `json:"lease"`
-	Subnet    string     `json:"subnet"`
-	Subnet6   string     `json:"subnet6"`
+	Version string `json:"version"`
+	Node    string `json:"node"`
+	UID     string `json:"uid"`
+	Network string `json:"network"`
+	State   State  `json:"state"`
+	Ready   bool   `json:"ready"`
+	Reason  string `json:"reason"`
+	Lease   *Lease `json:"lease"`
+	Subnet  string `json:"subnet"`
+	Subnet6 string `json:"subnet6"`
 	// PublicIP and PublicIP6 are what the node announces, "" where it has none of
 	// that family.
 	PublicIP  string     `json:"publicIP"`

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -61,7 +60,7 @@ func (u *underlay) waysToEtcd(ctx context.Context, sixFirst bool) (ways []way, u
 	}
 	for _, host := range endpointHosts(u.cfg.Etcd) {
 		for _, network := range networks {
-			ips, err := lookUp(ctx, network, host)
+			ips, err := u.lookUp(ctx, network, host)
 			unresolved = errors.Join(unresolved, err)
 			for _, ip := range ips {
 				w := u.way(ip, "")
@@ -76,7 +75,7 @@ func (u *underlay) waysToEtcd(ctx context.Context, sixFirst bool) (ways []way, u
 
 // lookUp are the addresses of a host in one family, which an address has only
 // in its own.
-func lookUp(ctx context.Context, network, host string) ([]netip.Addr, error) {
+func (u *underlay) lookUp(ctx context.Context, network, host string) ([]netip.Addr, error) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		if ip = ip.Unmap().WithZone(""); ip.Is6() == (network == "ip6") {
 			return []netip.Addr{ip}, nil
@@ -85,7 +84,7 @@ func lookUp(ctx context.Context, network, host string) ([]netip.Addr, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
-	ips, err := net.DefaultResolver.LookupNetIP(ctx, network, host)
+	ips, err := u.resolve(ctx, network, host)
 	for i := range ips {
 		ips[i] = ips[i].Unmap()
 	}
