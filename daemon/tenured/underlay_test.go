@@ -492,7 +492,7 @@ func TestUnderlayOfIPv6Only(t *testing.T) {
 		t.Errorf("pods of both families: %t, %v", ok, u.Err())
 	}
 	u.network = onlyIPv6
-	m.down(eth0) // its address goes with it
+	m.down(eth0)                               // its address goes with it
 	for _, back := range []bool{false, true} { // the link comes back before the address
 		if back {
 			m.up("eth0")

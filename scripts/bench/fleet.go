@@ -88,7 +88,7 @@ func (f *fleet) engine(i int, memory *lease.MemoryFile) *lease.Engine {
 			return lease.Record{PublicIP: addr, BackendType: "vxlan",
 				BackendData: &lease.BackendData{VNI: 1, VtepMAC: lease.VTEPMAC(f.prefix, s, epoch)}}, nil
 		},
-		Ready:  func() error { return nil },
+		Ready:  func(*conf.Network) error { return nil },
 		Local:  func(a netip.Addr) bool { return a == addr },
 		Silent: func(context.Context, netip.Addr) (bool, error) { return true, nil },
 		Log:    f.log,

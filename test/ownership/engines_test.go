@@ -117,7 +117,7 @@ func (m *machine) start() {
 			return lease.Dial(conf.Etcd{Endpoints: []string{m.way.URL()}}, m.r.ops.Of(m.name)...)
 		},
 		Prefix: prefix, Node: m.name, Boot: fmt.Sprintf("%s-boot-%d", m.name, m.boots), Memory: memory, Clock: bootTime,
-		Ready:  func() error { return nil },
+		Ready:  func(*conf.Network) error { return nil },
 		Local:  func(a netip.Addr) bool { return a == m.address },
 		Silent: func(context.Context, netip.Addr) (bool, error) { return true, nil },
 		Publish: func(_ conf.Network, s lease.Subnets, epoch int64) (lease.Record, error) {
