@@ -120,9 +120,9 @@ func (u *underlay) look(ctx context.Context) {
 	var c choice
 	var found node.Underlay
 	if err == nil {
+		u.tell(now) // first: a name server may be long in coming
 		c = u.choice(ctx, now)
 		found, err = c.choose()
-		u.tell(now)
 	}
 	if u.note(c, found, err) && u.onChange != nil {
 		u.onChange()
