@@ -23,7 +23,8 @@ type Backend struct {
 	// host-gw, which always does.
 	DirectRouting bool
 	// MTU is the underlay's MTU in bytes, from which the tunnel's overhead is
-	// taken as flannel does; 0 takes that of the node's interface.
+	// taken as flannel does; 0 takes that of the node's interface. More than that
+	// interface has does not fit, and counts as its.
 	MTU int
 }
 
@@ -36,6 +37,26 @@ const (
 	minMTU6     = 1280 // IPv6's least link MTU (RFC 8200, section 5)
 	maxMTU      = 1<<16 - 1
 )
+
+// What vxlan adds to a packet, in bytes: the Ethernet header inside 14, vxlan
+// 8, UDP 8, and the outer IP header, which is 20 of IPv4 and 40 of IPv6.
+const (
+	vxlanOverhead  = 50
+	vxlanOverhead6 = 70
+)
+
+// Overhead is what a packet of a pod grows by on its way to another node, in
+// bytes: nothing where it is routed, else what vxlan adds. Packets of IPv6 pods
+// (six) travel over an IPv6 underlay.
+func (b Backend) Overhead(six bool) int {
+	switch {
+	case b.Type == BackendHostGW:
+		return 0
+	case six:
+		return vxlanOverhead6
+	}
+	return vxlanOverhead
+}
 
 // backendForm is the Backend object as written: nil is "not given".
 type backendForm struct {
@@ -76,7 +97,7 @@ func (f *networkForm) readBackend(six bool) Backend {
 	}
 	least := minMTU
 	if six {
-		least = minMTU6
+		least = minMTU6 + b.Overhead(six)
 	}
 	if b.MTU != 0 && (b.MTU < least || b.MTU > maxMTU) {
 		f.fault("Backend.MTU", "%d is neither 0 nor within %d to %d", b.MTU, least, maxMTU)

@@ -52,6 +52,10 @@ type Daemon struct {
 	IPMasq          bool
 	MasqRandomFully bool
 	ForwardAccept   bool
+	// ClampMSS keeps TCP's segments as small as the way of each connection takes.
+	ClampMSS bool
+	// TxChecksum leaves checksums of what the overlay sends to the hardware.
+	TxChecksum bool
 	// AddressCooldown is how long a freed address rests; not negative.
 	AddressCooldown time.Duration
 	// Exclude are prefixes whose addresses no pod gets, without host bits.
@@ -104,6 +108,8 @@ func (f *daemonForm) flagSet() *pflag.FlagSet {
 	fs.BoolVar(&f.IPMasq, "ip-masq", true, "masquerade what pods send out of the pod network")
 	fs.BoolVar(&f.MasqRandomFully, "masq-random-fully", true, "masquerade with fully random source ports")
 	fs.BoolVar(&f.ForwardAccept, "forward-accept", true, "accept forwarded pod traffic even where the FORWARD policy is DROP")
+	fs.BoolVar(&f.ClampMSS, "clamp-mss", false, "keep the segments of pods' TCP as small as their way takes, for ways that drop the ICMP which would say so")
+	fs.BoolVar(&f.TxChecksum, "tx-checksum", false, "leave the checksums of what the overlay sends to the network card; wrong ones were seen of some")
 	fs.DurationVar(&f.AddressCooldown, "address-cooldown", time.Minute, "`time` a freed pod address rests before it is given out again")
 	fs.StringSliceVar(&f.exclude, "exclude", nil, "`CIDR,...` whose addresses no pod gets")
 	fs.StringVar(&f.MetricsListen, "metrics-listen", "127.0.0.1:9475", "`address` for metrics and health; empty is off")

@@ -155,7 +155,7 @@ func TestLoadOneFault(t *testing.T) {
 		{"--address-cooldown=-1s", "flag --address-cooldown"}, {"--address-cooldown=0s", ""},
 		{"--metrics-listen=:70000", "flag --metrics-listen"}, {"--metrics-listen=[::1]:0", ""},
 		{"--config=/nonexistent/c.yaml", "flag --config"},
-		{"--name", "command line"}, {"-x", "flag -x"}, {"--tx-checksum", "flag --tx-checksum"},
+		{"--name", "command line"}, {"-x", "flag -x"}, {"--no-such", "flag --no-such"},
 	} {
 		faults := fields(t, strings.Split(c.args, " "), nil)
 		if (c.field == "") != (len(faults) == 0) || len(faults) > 1 || (len(faults) == 1 && faults[0].Field != c.field) {

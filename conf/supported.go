@@ -4,9 +4,6 @@ package conf
 // it could would be worse than to refuse. It is empty if there is nothing.
 func Unsupported(n Network) Faults {
 	var faults Faults
-	if n.EnableIPv6 {
-		faults.add("EnableIPv6", "IPv6 pods are not supported by this version")
-	}
 	if n.Backend.Type != BackendVXLAN {
 		faults.add("Backend.Type", "%s is not supported by this version, vxlan is", n.Backend.Type)
 	}

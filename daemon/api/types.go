@@ -103,13 +103,15 @@ type Status struct {
 	Version string `json:"version"`
 	Node    string `json:"node"`
 	UID     string `json:"uid"`
-	Network string `json:"network"`
-	State   State  `json:"state"`
-	Ready   bool   `json:"ready"`
-	Reason  string `json:"reason"`
-	Lease   *Lease `json:"lease"`
-	Subnet  string `json:"subnet"`
-	Subnet6 string `json:"subnet6"`
+	// Network and Network6 are the pod networks, "" without pods of that family.
+	Network  string `json:"network"`
+	Network6 string `json:"network6"`
+	State    State  `json:"state"`
+	Ready    bool   `json:"ready"`
+	Reason   string `json:"reason"`
+	Lease    *Lease `json:"lease"`
+	Subnet   string `json:"subnet"`
+	Subnet6  string `json:"subnet6"`
 	// PublicIP and PublicIP6 are what the node announces, "" where it has none of
 	// that family.
 	PublicIP  string     `json:"publicIP"`
@@ -173,7 +175,15 @@ type Peer struct {
 	// it is not programmed, or why it is kept though it has no record in etcd.
 	State  string `json:"state"`
 	Reason string `json:"reason"`
+	// Path is how packets get to a programmed peer: PathDirect or PathVXLAN.
+	Path string `json:"path,omitempty"`
 }
+
+// Ways to a peer.
+const (
+	PathDirect = "direct"
+	PathVXLAN  = "vxlan"
+)
 
 // Etcd is the store as this node sees it.
 type Etcd struct {

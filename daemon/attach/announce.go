@@ -12,13 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arp is the protocol's number in network order.
-const arp = unix.ETH_P_ARP<<8&0xff00 | unix.ETH_P_ARP>>8
+// The protocols' numbers in network order.
+const (
+	arp  = unix.ETH_P_ARP<<8&0xff00 | unix.ETH_P_ARP>>8
+	ipv6 = unix.ETH_P_IPV6<<8&0xff00 | unix.ETH_P_IPV6>>8
+)
 
 // Announce tells the neighbours of an address, which are the host and the pods
 // on the bridge, that the MAC belongs to it: they may have another one in
-// mind. It is needed where a pod had or has a MAC other than MACFor. Of IPv6
-// addresses only the host hears.
+// mind. It is needed where a pod had or has a MAC other than MACFor.
 func (a *Attacher) Announce(ctx context.Context, bridge string, addr netip.Addr, mac [6]byte) error {
 	if err := a.announce(ctx, bridge, addr, mac); err != nil {
 		return fmt.Errorf("announce %s on %s: %w", addr, bridge, err)
@@ -44,9 +46,6 @@ func (a *Attacher) announce(ctx context.Context, bridge string, addr netip.Addr,
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("forget the neighbour: %w", err)
 	}
-	if !addr.Is4() {
-		return nil
-	}
 	if !a.host.IsOpen() {
 		return sendAnnouncement(index, addr, mac)
 	}
@@ -60,7 +59,14 @@ func sendAnnouncement(index int, addr netip.Addr, mac [6]byte) error {
 		return fmt.Errorf("open packet socket: %w", err)
 	}
 	to := &unix.SockaddrLinklayer{Protocol: arp, Ifindex: index, Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
-	return errors.Join(unix.Sendto(fd, announcement(addr, mac), 0, to), unix.Close(fd))
+	var packet []byte
+	if addr.Is4() {
+		packet = announcement(addr, mac)
+	} else {
+		to.Protocol, to.Addr = ipv6, [8]byte{0x33, 0x33, 5: 1}
+		packet = advertisement(addr, mac)
+	}
+	return errors.Join(unix.Sendto(fd, packet, 0, to), unix.Close(fd))
 }
 
 // announcement is an ARP request of the address for itself (RFC 5227), by
@@ -75,5 +81,34 @@ func announcement(addr netip.Addr, mac [6]byte) []byte {
 	ip := addr.As4()
 	copy(b[14:18], ip[:])
 	copy(b[24:28], ip[:])
+	return b
+}
+
+// advertisement is what ARP's announcement is for IPv6: an unsolicited
+// neighbour advertisement to all on the link, which overrides what they know
+// (RFC 4861, 4.4).
+func advertisement(addr netip.Addr, mac [6]byte) []byte {
+	from, to := addr.As16(), netip.IPv6LinkLocalAllNodes().As16()
+	const header, length = 40, 32
+	b := make([]byte, header+length)
+	b[0] = 6 << 4
+	binary.BigEndian.PutUint16(b[4:], length)
+	b[6], b[7] = unix.IPPROTO_ICMPV6, 255
+	copy(b[8:24], from[:])
+	copy(b[24:40], to[:])
+	body := b[header:]
+	body[0], body[4] = 136, 0x20 // neighbour advertisement, override
+	copy(body[8:24], from[:])
+	body[24], body[25] = 2, 1 // the target's link-layer address, 8 bytes
+	copy(body[26:32], mac[:])
+	// The pseudo header is both addresses, the length and the protocol.
+	sum := uint32(length + unix.IPPROTO_ICMPV6)
+	for i := 8; i < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(body[2:], ^uint16(sum))
 	return b
 }

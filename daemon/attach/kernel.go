@@ -255,13 +255,35 @@ func (k *kernel) addAddr(link netlink.Link, p netip.Prefix) error {
 	}
 	addr.Flags = unix.IFA_F_NODAD // the address is ours alone, and is needed at once
 	err := k.pod.AddrReplace(link, addr)
-	if !errors.Is(err, unix.EACCES) {
+	if errors.Is(err, unix.EACCES) {
+		if err := k.enableIPv6(link.Attrs().Name); err != nil {
+			return err
+		}
+		err = k.pod.AddrReplace(link, addr)
+	}
+	if err != nil {
 		return err
 	}
-	if err := k.enableIPv6(link.Attrs().Name); err != nil {
-		return err
+	return k.awaitAddr(p.Addr())
+}
+
+// addrSettle bounds the wait for an IPv6 address, together with as long before.
+const addrSettle = 500 * time.Millisecond
+
+// awaitAddr waits until the kernel takes in what comes for an IPv6 address. It
+// answers before that, and a pod could be asked, or ask, meanwhile in vain.
+func (k *kernel) awaitAddr(addr netip.Addr) error {
+	for wait := 200 * time.Microsecond; wait < addrSettle; wait *= 2 {
+		routes, err := k.pod.RouteGet(addr.AsSlice())
+		if err != nil && !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
+			return fmt.Errorf("ask for the route to itself: %w", err)
+		}
+		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		time.Sleep(wait)
 	}
-	return k.pod.AddrReplace(link, addr)
+	return fmt.Errorf("the kernel did not take the address in: %w", unix.ETIMEDOUT)
 }
 
 func (k *kernel) enableIPv6(ifName string) error {

@@ -16,7 +16,7 @@ func BenchmarkIdlePlan(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			ctx := context.Background()
 			want := node34()
-			want.Network = prefix("10.0.0.0/8")
+			want.Networks = []netip.Prefix{prefix("10.0.0.0/8")}
 			for i := range n {
 				want.Peers = append(want.Peers, dataplane.Peer{
 					Subnet:   netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + i/256), byte(i), 0}), 24),
@@ -25,14 +25,14 @@ func BenchmarkIdlePlan(b *testing.B) {
 				})
 			}
 			k := fakekernel.New(&fakekernel.Guard{}, underlay)
-			have, _ := k.Read(ctx, true)
+			have, _ := k.Read(ctx, dataplane.Families{V4: true, V6: true})
 			ops, _ := dataplane.Plan(want, have)
 			for _, op := range ops {
 				if err := k.Apply(ctx, op); err != nil {
 					b.Fatal(err)
 				}
 			}
-			have, _ = k.Read(ctx, true)
+			have, _ = k.Read(ctx, dataplane.Families{V4: true, V6: true})
 			for b.Loop() {
 				if ops, _ := dataplane.Plan(want, have); len(ops) > 0 {
 					b.Fatal(text(ops))

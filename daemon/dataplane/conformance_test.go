@@ -72,7 +72,13 @@ func conformance(t *testing.T, newMachine func(*testing.T) *machine) {
 		"RoutesOfAddresses":        addressRoutes,
 		"RouteSettings":            routeSettings,
 		"EntrySettings":            entrySettings,
+		"K1TxChecksum":             txChecksum,
+		"K3MTUFollows":             mtuFollows,
+		"K5Clamp":                  clamp,
 	} {
+		t.Run(name, func(t *testing.T) { f(t, newMachine(t)) })
+	}
+	for name, f := range uplinkSuite() {
 		t.Run(name, func(t *testing.T) { f(t, newMachine(t)) })
 	}
 }
@@ -142,7 +148,7 @@ func applyIsIdempotent(t *testing.T, m *machine) {
 	twice(node34(peer(35), peer(36)))
 	twice(node34(peer(36)))
 	want := node34()
-	want.Vxlan.VNI = 2
+	want.Overlays[0].VNI = 2
 	twice(want)
 	m.converge(t, want)
 }
@@ -178,12 +184,13 @@ func vandalism(t *testing.T, m *machine) {
 		most int
 	}{
 		{"vxlan device deleted", []dataplane.Change{dataplane.DelLink{Link: overlay}}, 99},
-		{"bridge deleted", []dataplane.Change{dataplane.DelLink{Link: bridge}}, 4},
+		{"bridge deleted", []dataplane.Change{dataplane.DelLink{Link: bridge}}, 5},
 		{"vxlan device down", []dataplane.Change{dataplane.SetDown{Link: overlay}}, 7},
 		{"bridge down", []dataplane.Change{dataplane.SetDown{Link: bridge}}, 1},
 		{"vxlan MAC changed", []dataplane.Change{dataplane.SetMAC{Link: overlay, MAC: mac(9999)}}, 4},
 		{"bridge MAC changed", []dataplane.Change{dataplane.SetMAC{Link: bridge, MAC: mac(9999)}}, 1},
 		{"vxlan MTU changed", []dataplane.Change{dataplane.SetMTU{Link: overlay, MTU: 1400}}, 1},
+		{"vxlan checksums left to the hardware", []dataplane.Change{dataplane.SetTxChecksum{Link: overlay, On: true}}, 1},
 		{"bridge MTU changed", []dataplane.Change{dataplane.SetMTU{Link: bridge, MTU: 1400}}, 1},
 		{"vxlan address deleted", []dataplane.Change{dataplane.DelAddr{Addr: dataplane.Addr{Link: overlay, Prefix: prefix("10.5.34.0/32")}}}, 7},
 		{"bridge address deleted", []dataplane.Change{dataplane.DelAddr{Addr: dataplane.Addr{Link: bridge, Prefix: prefix("10.5.34.1/24")}}}, 1},
@@ -278,7 +285,7 @@ fdb del 0a:58:00:00:00:24 dst 192.0.2.36 dev tenure.1`
 func ownMACChanges(t *testing.T, m *machine) {
 	want := node34(peer(35), peer(36))
 	m.converge(t, want)
-	want.Vxlan.MAC = mac(340)
+	want.Overlays[0].MAC = mac(340)
 	m.converge(t, want)
 }
 
@@ -297,7 +304,7 @@ func deviceIsRemade(t *testing.T, m *machine) {
 func vniChanges(t *testing.T, m *machine) {
 	want := node34(peer(35))
 	m.converge(t, want)
-	want.Vxlan.VNI = 7
+	want.Overlays[0].VNI = 7
 	m.converge(t, want)
 	s := m.read(t)
 	if _, old := s.Links[overlay]; old || !s.Links["tenure.7"].Up || !s.Fenced["tenure.7"] {
@@ -309,7 +316,7 @@ func noVxlanLeavesAlone(t *testing.T, m *machine) {
 	m.converge(t, node34(peer(35)))
 	before := m.read(t)
 	want := node34(peer(36))
-	want.Vxlan = nil
+	want.Overlays = nil
 	if ops := m.converge(t, want); len(ops) > 0 {
 		t.Errorf("wrote\n%s", text(ops))
 	}
@@ -321,7 +328,7 @@ func noVxlanLeavesAlone(t *testing.T, m *machine) {
 func strandedSubnet(t *testing.T, m *machine) {
 	first := node34(peer(35))
 	first.Bridge.Gateways = []netip.Prefix{prefix("10.5.30.1/24")}
-	first.Vxlan.Addr = prefix("10.5.30.0/32")
+	first.Overlays[0].Addr = prefix("10.5.30.0/32")
 	m.converge(t, first)
 
 	both := node34(peer(35))
@@ -358,7 +365,7 @@ func strandedSubnet(t *testing.T, m *machine) {
 func nobodyKnows(t *testing.T, m *machine, known dataplane.Desired, pods ...netip.Addr) {
 	t.Helper()
 	early := known
-	early.Vxlan, early.Peers, early.HostRoutes = nil, nil, nil
+	early.Overlays, early.Peers, early.HostRoutes = nil, nil, nil
 	early.Bridge.Gateways = known.Bridge.Gateways[:1]
 	early.Bridge.Former = []dataplane.Former{{Gateway: prefix("10.5.30.1/24"), Pods: pods}}
 	if ops := m.converge(t, early); len(ops) > 0 {
@@ -367,7 +374,7 @@ func nobodyKnows(t *testing.T, m *machine, known dataplane.Desired, pods ...neti
 	// What a pod needs is made again all the same.
 	gone := early.Bridge
 	gone.Gateways = nil
-	if ops, _ := dataplane.Plan(dataplane.Desired{Name: early.Name, Network: early.Network, Bridge: gone}, dataplane.State{}); !strings.Contains(text(ops), "addr add 10.5.30.1/24") {
+	if ops, _ := dataplane.Plan(dataplane.Desired{Name: early.Name, Networks: early.Networks, Bridge: gone}, dataplane.State{}); !strings.Contains(text(ops), "addr add 10.5.30.1/24") {
 		t.Errorf("on an empty kernel:\n%s", text(ops))
 	}
 }
@@ -386,7 +393,7 @@ func optionsOff(t *testing.T, m *machine) {
 func networkIsWidened(t *testing.T, m *machine) {
 	m.converge(t, node34(peer(35)))
 	want := node34(peer(35))
-	want.Network = prefix("10.0.0.0/8")
+	want.Networks = []netip.Prefix{prefix("10.0.0.0/8")}
 	ops := m.converge(t, want)
 	if len(ops) != 3 {
 		t.Errorf("want rules and two routes, wrote\n%s", text(ops))
@@ -400,14 +407,14 @@ func networkIsNarrowed(t *testing.T, m *machine) {
 	gateways := want.Bridge.Gateways
 	want.Bridge.Gateways = append(slices.Clone(gateways), prefix("10.5.200.1/24"))
 	m.converge(t, want)
-	want.Network, want.Former, want.Bridge.Gateways = prefix("10.5.32.0/19"), []netip.Prefix{prefix("10.5.0.0/16")}, gateways
+	want.Networks, want.Former, want.Bridge.Gateways = []netip.Prefix{prefix("10.5.32.0/19")}, []netip.Prefix{prefix("10.5.0.0/16")}, gateways
 	m.converge(t, want)
 	s := m.read(t)
 	if _, ok := s.Addrs[dataplane.Addr{Link: bridge, Prefix: prefix("10.5.200.1/24")}]; ok {
 		t.Error("the gateway of nobody stays")
 	}
 	for r := range s.Routes {
-		if r.Type == dataplane.RouteUnreachable && r.Dst != want.Network {
+		if r.Type == dataplane.RouteUnreachable && r.Dst != want.Networks[0] {
 			t.Errorf("%+v stays", r)
 		}
 	}
@@ -422,8 +429,8 @@ func anotherNetwork(t *testing.T, m *machine) {
 		Metric: dataplane.UnreachableMetric, Protocol: dataplane.RouteProtocol}
 	m.change(t, dataplane.SetRoute{Route: others})
 	want := node34()
-	want.Network, want.Former, want.Outside = prefix("10.6.0.0/16"), []netip.Prefix{prefix("10.5.0.0/16")}, []netip.Prefix{prefix("10.5.34.0/24")}
-	want.Vxlan.Addr, want.Vxlan.MAC = prefix("10.6.1.0/32"), mac(61)
+	want.Networks, want.Former, want.Outside = []netip.Prefix{prefix("10.6.0.0/16")}, []netip.Prefix{prefix("10.5.0.0/16")}, []netip.Prefix{prefix("10.5.34.0/24")}
+	want.Overlays[0].Addr, want.Overlays[0].MAC = prefix("10.6.1.0/32"), mac(61)
 	want.Bridge.Gateways = []netip.Prefix{prefix("10.5.34.1/24"), prefix("10.6.1.1/24")}
 	old := func(routes, addrs, rules int) {
 		t.Helper()
@@ -558,14 +565,14 @@ func foreignVxlan(t *testing.T, m *machine) {
 
 func parentMissing(t *testing.T, m *machine) {
 	want := node34(peer(35))
-	want.Vxlan.Parent = "later0"
+	want.Overlays[0].Parent = "later0"
 	m.converge(t, want)
 	wantConflict(t, want, m.read(t), "parent", "later0")
 	// A device that exists keeps working when its parent is renamed.
-	want.Vxlan.Parent = underlay
+	want.Overlays[0].Parent = underlay
 	m.converge(t, want)
 	before := m.read(t)
-	want.Vxlan.Parent = "later0"
+	want.Overlays[0].Parent = "later0"
 	if ops := m.converge(t, want); len(ops) > 0 {
 		t.Errorf("wrote\n%s", text(ops))
 	}
@@ -716,11 +723,11 @@ func watchSignals(t *testing.T, m *machine) {
 
 func firstSubnet(t *testing.T, m *machine) {
 	want := node34(peer(35), peer(34))
-	want.Vxlan.Addr = prefix("10.5.0.0/32")
+	want.Overlays[0].Addr = prefix("10.5.0.0/32")
 	want.Bridge.Gateways = []netip.Prefix{prefix("10.5.0.1/24")}
 	m.converge(t, want)
 	for _, network := range []string{"10.0.0.0/12", "10.0.0.0/8"} {
-		want.Network = prefix(network)
+		want.Networks = []netip.Prefix{prefix(network)}
 		m.converge(t, want)
 	}
 }
@@ -773,7 +780,7 @@ func fencedBeforeUp(t *testing.T, m *machine) {
 // down.
 func fencedWithoutSubnet(t *testing.T, m *machine) {
 	held, lost := node34(peer(35)), node34(peer(35))
-	lost.Vxlan = nil
+	lost.Overlays = nil
 	m.converge(t, held)
 	m.guard.Detach(m.read(t).Links[overlay].Index)
 	m.converge(t, lost)
@@ -805,7 +812,7 @@ func firstAddressGoes(t *testing.T, m *machine) {
 		dataplane.AddAddr{Addr: dataplane.Addr{Link: bridge, Prefix: prefix("10.5.34.9/24")}},
 		dataplane.AddAddr{Addr: dataplane.Addr{Link: bridge, Prefix: prefix("10.5.34.1/24")}})
 	m.converge(t, want)
-	if s := m.read(t); len(s.Addrs) != 2 {
+	if s := withoutLinkLocal(m.read(t)); len(s.Addrs) != 2 {
 		t.Errorf("addresses %v", s.Addrs)
 	}
 }

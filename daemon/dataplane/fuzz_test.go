@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -56,11 +57,12 @@ func FuzzMessages(f *testing.F) {
 	f.Add(slices.Concat([]byte{unix.AF_BRIDGE, 0, 0, 0, 7, 0, 0, 0, 128, 0, 2, 0}, attr(unix.NDA_LLADDR, 2, 0, 0, 0, 0, 1), attr(unix.NDA_DST, 192, 0, 2, 1),
 		attr(unix.NDA_VNI, 1, 0, 0, 0), attr(unix.NDA_PORT, 33, 24), attr(unix.NDA_IFINDEX, 1)))
 	f.Add(slices.Concat(route[:12], attr(unix.RTA_DST, 10, 5), attr(unix.RTA_GATEWAY, 10, 5, 1, 0, 7)))
+	f.Add(slices.Concat([]byte{unix.AF_INET6, 64}, route[2:12], attr(unix.RTA_DST, netip.MustParseAddr("fd00:5::").AsSlice()...), attr(unix.RTA_OIF, 7, 0, 0, 0)))
 	f.Add(slices.Concat(make([]byte, 12), attr(unix.NDA_PORT)))
 	f.Add([]byte{})
 	names := map[int]string{7: "tenure.1"}
 	f.Fuzz(func(t *testing.T, m []byte) {
-		if r, _, ok := routeOf(m, names); ok && (!r.Dst.IsValid() || !r.Dst.Addr().Is4()) {
+		if r, _, ok := routeOf(m, names); ok && (!r.Dst.IsValid() || r.Dst.Addr().Is4() != (m[0] == unix.AF_INET)) {
 			t.Errorf("%x is the route %v", m, r)
 		}
 		if len(m) >= unix.SizeofNdMsg {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,6 +24,7 @@ const (
 	instance = "tenure"
 	bridge   = "tenure0"
 	overlay  = "tenure.1"
+	overlay6 = "tenure6.1"
 	underlay = "up0"
 	port     = "port0"
 )
@@ -52,9 +55,9 @@ func linuxMachine(t *testing.T, iptables string) *machine {
 	m := &machine{ns: netnstest.New(t), guard: &fakekernel.Guard{}}
 	other := netnstest.New(t)
 	m.sh(t, "ip link add %s type veth peer name up0 netns %s", underlay, other.Path())
-	m.sh(t, "ip addr add 192.0.2.1/24 dev %s && ip link set lo up && ip link set %[1]s up", underlay)
+	m.sh(t, "ip addr add 192.0.2.1/24 dev %s && ip addr add 2001:db8::1/64 dev %[1]s nodad && ip link set lo up && ip link set %[1]s up", underlay)
 	m.far = &machine{ns: other, guard: &fakekernel.Guard{}}
-	m.far.sh(t, "ip addr add 192.0.2.2/24 dev up0 && ip link set up0 up")
+	m.far.sh(t, "ip addr add 192.0.2.2/24 dev up0 && ip addr add 2001:db8::2/64 dev up0 nodad && ip link set up0 up")
 	m.kernel, m.vandal = m.openKernel(t, iptables), m.openKernel(t, iptables)
 	return m
 }
@@ -98,7 +101,7 @@ func needsRoot(t *testing.T) {
 
 func (m *machine) read(t *testing.T) dataplane.State {
 	t.Helper()
-	s, err := m.kernel.Read(context.Background(), true)
+	s, err := m.kernel.Read(context.Background(), dataplane.Families{V4: true, V6: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +114,7 @@ func (m *machine) read(t *testing.T) dataplane.State {
 // change applies one change behind the data plane's back.
 func (m *machine) change(t *testing.T, changes ...dataplane.Change) {
 	t.Helper()
-	if _, err := m.vandal.Read(context.Background(), true); err != nil {
+	if _, err := m.vandal.Read(context.Background(), dataplane.Families{V4: true, V6: true}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range changes {
@@ -154,9 +157,17 @@ func sameState(t *testing.T, want, got dataplane.State) {
 		cmpopts.IgnoreFields(dataplane.Link{}, "Index"),
 		cmpopts.EquateEmpty(),
 	}
-	if diff := cmp.Diff(want, got, opts); diff != "" {
+	if diff := cmp.Diff(withoutLinkLocal(want), withoutLinkLocal(got), opts); diff != "" {
 		t.Errorf("state differs (-want +got):\n%s", diff)
 	}
+}
+
+// withoutLinkLocal leaves out what the kernel makes by itself, in its time.
+func withoutLinkLocal(s dataplane.State) dataplane.State {
+	s = s.Clone()
+	maps.DeleteFunc(s.Addrs, func(a dataplane.Addr, _ struct{}) bool { return a.Prefix.Addr().IsLinkLocalUnicast() })
+	maps.DeleteFunc(s.Routes, func(r dataplane.Route, _ struct{}) bool { return r.Dst.Addr().IsLinkLocalUnicast() })
+	return s
 }
 
 func mac(n int) dataplane.MAC {
@@ -178,20 +189,81 @@ func peer(n int) dataplane.Peer {
 // node34 wants everything: 10.5.34.0/24 with the given peers.
 func node34(peers ...dataplane.Peer) dataplane.Desired {
 	return dataplane.Desired{
-		Name:    instance,
-		Network: prefix("10.5.0.0/16"),
+		Name:     instance,
+		Networks: []netip.Prefix{prefix("10.5.0.0/16")},
 		Bridge: dataplane.Bridge{
 			MAC: mac(1000), MTU: 1450, Gateways: []netip.Prefix{prefix("10.5.34.1/24")},
 		},
-		Vxlan: &dataplane.Vxlan{
+		Overlays: []dataplane.Vxlan{{
 			VNI: 1, Port: 8472, Local: addr("192.0.2.1"), Parent: underlay,
 			MAC: mac(34), MTU: 1450, Addr: prefix("10.5.34.0/32"),
-		},
+		}},
 		Peers:           peers,
 		Masq:            true,
 		MasqRandomFully: true,
 		ForwardAccept:   true,
 	}
+}
+
+// peer6 n holds fd00:5:0:n::/64, with the MAC that it has for IPv4 too.
+func peer6(n int) dataplane.Peer {
+	return dataplane.Peer{
+		Subnet:   netip.PrefixFrom(at6("fd00:5::", 7, n), 64),
+		PublicIP: at6("2001:db8::", 15, n),
+		MAC:      mac(n),
+	}
+}
+
+// at6 is an address with one byte of it set.
+func at6(base string, i, b int) netip.Addr {
+	a := addr(base).As16()
+	a[i] = byte(b)
+	return netip.AddrFrom16(a)
+}
+
+// withIPv6 adds the second family: fd00:5:0:22::/64, and the peers.
+func withIPv6(d dataplane.Desired, peers ...dataplane.Peer) dataplane.Desired {
+	d.Networks = append(slices.Clone(d.Networks), prefix("fd00:5::/48"))
+	d.Bridge.MTU = 1430
+	d.Bridge.Gateways = append(slices.Clone(d.Bridge.Gateways), prefix("fd00:5:0:22::1/64"))
+	d.Overlays = append(slices.Clone(d.Overlays), dataplane.Vxlan{
+		VNI: 1, Port: 8472, Local: addr("2001:db8::1"), Parent: underlay,
+		MAC: mac(34), MTU: 1430, Addr: prefix("fd00:5:0:22::/128"),
+	})
+	d.Peers = append(slices.Clone(d.Peers), peers...)
+	return d
+}
+
+// dual34 is node34 with both families, of itself and of the peers.
+func dual34(peers ...int) dataplane.Desired {
+	want := node34()
+	var six []dataplane.Peer
+	for _, n := range peers {
+		want.Peers, six = append(want.Peers, peer(n)), append(six, peer6(n))
+	}
+	return withIPv6(want, six...)
+}
+
+// six34 is node34 with IPv6 alone.
+func six34(peers ...int) dataplane.Desired {
+	want := dual34(peers...)
+	four := func(p netip.Prefix) bool { return p.Addr().Is4() }
+	want.Networks = slices.DeleteFunc(want.Networks, four)
+	want.Bridge.Gateways = slices.DeleteFunc(want.Bridge.Gateways, four)
+	want.Overlays = want.Overlays[1:]
+	want.Peers = slices.DeleteFunc(want.Peers, func(p dataplane.Peer) bool { return four(p.Subnet) })
+	return want
+}
+
+// overlayOf is the vxlan device of a family that is wanted, and its name; "" for
+// none.
+func overlayOf(want dataplane.Desired, six bool) (dataplane.Vxlan, string) {
+	for _, v := range want.Overlays {
+		if v.Local.Is6() == six {
+			return v, v.DeviceName(want.Name)
+		}
+	}
+	return dataplane.Vxlan{}, ""
 }
 
 func quietLog() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -42,7 +42,7 @@ func keptPeers(t *testing.T, m *machine) {
 	wantTokens(t, m, half)
 	m.converge(t, node34(peer(36), half))
 	want = keeping()
-	want.Vxlan.Addr, want.Bridge.Gateways = prefix("10.5.36.0/32"), []netip.Prefix{prefix("10.5.36.1/24")}
+	want.Overlays[0].Addr, want.Bridge.Gateways = prefix("10.5.36.0/32"), []netip.Prefix{prefix("10.5.36.1/24")}
 	m.converge(t, want)
 	wantTokens(t, m, half)
 	// Claims that overlap one another hide nothing.
@@ -63,7 +63,7 @@ func keptPeers(t *testing.T, m *machine) {
 	m.converge(t, keeping(thief))
 	wantTokens(t, m, thief)
 	want = keeping()
-	want.Vxlan.Local = thief.PublicIP
+	want.Overlays[0].Local = thief.PublicIP
 	m.converge(t, want)
 	wantTokens(t, m)
 
@@ -125,7 +125,7 @@ func keptPeersAreRepaired(t *testing.T, m *machine) {
 	}
 	// The device is made anew for another port, with all that stood on it.
 	want := keeping()
-	want.Vxlan.Port = 4789
+	want.Overlays[0].Port = 4789
 	m.converge(t, want)
 	wantTokens(t, m, peer(35), peer(36))
 	// What is shut out is not let in again, and where to is not guessed.
@@ -136,7 +136,7 @@ func keptPeersAreRepaired(t *testing.T, m *machine) {
 	// Peers of another network number are none of this one.
 	m.converge(t, node34(peer(35)))
 	want = keeping()
-	want.Vxlan.VNI = 7
+	want.Overlays[0].VNI = 7
 	m.converge(t, want)
 	wantTokens(t, m)
 }
@@ -147,12 +147,13 @@ func keptPeersAreRepaired(t *testing.T, m *machine) {
 func TestPlanKeepsPeers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w, want := drawWorld(t), drawDesired(t)
-		name, start := want.VxlanName(), w.read()
+		dev, name := overlayOf(want, false)
+		start := w.read()
 		var keep, drop []dataplane.Peer
 		for _, p := range peersIn(start, name) {
 			listed := slices.ContainsFunc(want.Peers, func(q dataplane.Peer) bool { return p.MAC == q.MAC })
 			switch {
-			case listed || missingOf(start, name, p, true) != "" || p.PublicIP == want.Vxlan.Local:
+			case listed || missingOf(start, name, p, true) != "" || p.PublicIP == dev.Local:
 			case want.KeepPeers && !claimedIn(want, start, p.Subnet):
 				keep = append(keep, p)
 			default:
@@ -188,7 +189,7 @@ func TestPlanKeepsPeers(t *testing.T) {
 func peersIn(s dataplane.State, link string) []dataplane.Peer {
 	var out []dataplane.Peer
 	for f := range s.FDB {
-		if subnet, in := s.Tokens[f.MAC]; in && f.Link == link {
+		if subnet, in := s.Tokens[f.MAC]; in && f.Link == link && subnet.Addr().Is4() == f.Dst.Is4() {
 			out = append(out, dataplane.Peer{Subnet: subnet, PublicIP: f.Dst, MAC: f.MAC})
 		}
 	}
@@ -196,7 +197,10 @@ func peersIn(s dataplane.State, link string) []dataplane.Peer {
 }
 
 func claimedIn(want dataplane.Desired, have dataplane.State, subnet netip.Prefix) bool {
-	claims := append([]netip.Prefix{want.Vxlan.Addr}, want.Claims...)
+	claims := slices.Clone(want.Claims)
+	for _, v := range want.Overlays {
+		claims = append(claims, v.Addr)
+	}
 	for _, p := range want.Peers {
 		claims = append(claims, p.Subnet)
 	}

@@ -24,8 +24,8 @@ type LinuxOptions struct {
 	// NetNS is a file descriptor of the network namespace, which must stay
 	// open; 0 means the one the process lives in.
 	NetNS int
-	// IPTables is the iptables program; its -save and -restore are taken from
-	// beside it. "" means "iptables" from the PATH.
+	// IPTables is the iptables program; its -save and -restore, and those of
+	// ip6tables, are taken from beside it. "" means "iptables" from the PATH.
 	IPTables string
 }
 
@@ -35,7 +35,8 @@ type Linux struct {
 	opts   LinuxOptions
 	ns     namespace
 	handle *netlink.Handle
-	tables *iptables
+	// tables are iptables and, for the other family, ip6tables.
+	tables, tables6 *iptables
 	// raw is a socket of its own, for what the handle cannot list or change.
 	raw    *nl.SocketHandle
 	marker *marker
@@ -62,12 +63,13 @@ func OpenLinux(opts LinuxOptions) (*Linux, error) {
 	thread := namespace{opts.NetNS}
 	marker := openMarker(thread, ns)
 	return &Linux{
-		opts:   opts,
-		ns:     thread,
-		handle: handle,
-		tables: newIPTables(opts.Name, opts.IPTables, thread, marker),
-		raw:    &nl.SocketHandle{Socket: socket},
-		marker: marker,
+		opts:    opts,
+		ns:      thread,
+		handle:  handle,
+		tables:  &iptables{instance: opts.Name, program: opts.IPTables, ns: thread, marker: marker},
+		tables6: &iptables{six: true, instance: opts.Name, program: opts.IPTables, ns: thread, marker: marker},
+		raw:     &nl.SocketHandle{Socket: socket},
+		marker:  marker,
 	}, nil
 }
 
@@ -88,8 +90,9 @@ func (k *Linux) RulesMark(context.Context) string {
 }
 
 // Read implements Kernel.
-func (k *Linux) Read(ctx context.Context, rules bool) (State, error) {
+func (k *Linux) Read(ctx context.Context, rules Families) (State, error) {
 	s := State{
+		IPv6:    HasIPv6(),
 		Links:   map[string]Link{},
 		Addrs:   map[Addr]struct{}{},
 		Routes:  map[Route]struct{}{},
@@ -112,16 +115,32 @@ func (k *Linux) Read(ctx context.Context, rules bool) (State, error) {
 		return State{}, err
 	}
 	k.readFence(ctx, &s)
+	k.readUplinks(ctx, &s, names)
+	k.readTxChecksum(&s)
 	k.readSysctls(&s)
-	if rules {
-		r, err := k.tables.read(ctx)
-		if err != nil {
-			s.Faults = append(s.Faults, Fault{"rules", err.Error()})
-		} else {
-			s.Rules = &r
-		}
+	if rules.V4 {
+		s.Rules = readRules(ctx, k.tables, &s)
+	}
+	if rules.V6 && s.IPv6 {
+		s.Rules6 = readRules(ctx, k.tables6, &s)
 	}
 	return s, nil
+}
+
+// HasIPv6 says whether the kernel has IPv6. It may have been built without, or
+// started with it switched off.
+func HasIPv6() bool {
+	_, err := os.Stat("/proc/sys/" + ipForward6)
+	return err == nil
+}
+
+func readRules(ctx context.Context, t *iptables, s *State) *Rules {
+	r, err := t.read(ctx)
+	if err != nil {
+		s.Faults = append(s.Faults, Fault{"rules", err.Error()})
+		return nil
+	}
+	return &r
 }
 
 // dumpTries bounds how often an interrupted dump is read again.
@@ -236,26 +255,45 @@ func linkOf(l netlink.Link, m []byte, names map[int]string) Link {
 }
 
 func (k *Linux) readAddrs(s *State, names map[int]string) error {
-	addrs, err := dump("addresses", func() ([]netlink.Addr, error) {
-		return k.handle.AddrList(nil, netlink.FAMILY_V4)
-	})
+	family := netlink.FAMILY_V4
+	if s.IPv6 {
+		family = netlink.FAMILY_ALL
+	}
+	addrs, err := dump("addresses", func() ([]netlink.Addr, error) { return k.handle.AddrList(nil, family) })
 	if err != nil {
 		return err
 	}
 	for _, a := range addrs {
 		name := names[a.LinkIndex]
 		if p, ok := prefixOf(a.IPNet); ok && k.ours(name) {
-			s.Addrs[Addr{name, p}] = struct{}{}
+			s.Addrs[Addr{name, p, oddAddr(a.Flags)}] = struct{}{}
 		}
 	}
 	return nil
 }
 
+// oddAddr says why an address cannot be used, or is not used by choice.
+func oddAddr(flags int) string {
+	switch {
+	case flags&unix.IFA_F_DADFAILED != 0:
+		return "dadfailed"
+	case flags&unix.IFA_F_TENTATIVE != 0:
+		return "tentative"
+	case flags&unix.IFA_F_DEPRECATED != 0:
+		return "deprecated"
+	}
+	return ""
+}
+
 func (k *Linux) readRoutes(s *State, names map[int]string) error {
-	// The kernel lists all tables whatever is asked for.
-	msgs, err := k.dumpRaw("routes", unix.RTM_GETROUTE, unix.RTM_NEWROUTE, &nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET}})
-	if err != nil {
-		return err
+	var msgs [][]byte
+	for _, family := range families(s.IPv6) {
+		// The kernel lists all tables whatever is asked for.
+		some, err := k.dumpRaw("routes", unix.RTM_GETROUTE, unix.RTM_NEWROUTE, &nl.RtMsg{RtMsg: unix.RtMsg{Family: family}})
+		if err != nil {
+			return err
+		}
+		msgs = append(msgs, some...)
 	}
 	s.Routes = make(map[Route]struct{}, len(msgs))
 	for _, m := range msgs {
@@ -283,9 +321,13 @@ func (k *Linux) ours(name string) bool {
 // of our vxlan devices. The kernel itself makes NOARP neighbours for multicast
 // addresses; those are no business of ours.
 func (k *Linux) readNeighs(s *State, names map[int]string) error {
-	neighs, err := k.readRawNeighs("neighbours", unix.AF_INET)
-	if err != nil {
-		return err
+	var neighs []rawNeigh
+	for _, family := range families(s.IPv6) {
+		some, err := k.readRawNeighs("neighbours", family)
+		if err != nil {
+			return err
+		}
+		neighs = append(neighs, some...)
 	}
 	entries, err := k.readRawNeighs("forwarding entries", unix.AF_BRIDGE)
 	if err != nil {
@@ -335,17 +377,57 @@ func (k *Linux) readFence(ctx context.Context, s *State) {
 	}
 }
 
+// families are those that the kernel is asked for.
+func families(six bool) []uint8 {
+	if six {
+		return []uint8{unix.AF_INET, unix.AF_INET6}
+	}
+	return []uint8{unix.AF_INET}
+}
+
+// readUplinks asks of the devices that the fence knows whether it is on them.
+func (k *Linux) readUplinks(ctx context.Context, s *State, names map[int]string) {
+	known, err := k.opts.Guard.Uplinks()
+	uplinks := map[string]bool{}
+	for _, index := range known {
+		if name, ok := names[index]; ok {
+			uplinks[name] = false
+		}
+	}
+	for name := range uplinks {
+		if err != nil {
+			break
+		}
+		uplinks[name], err = k.opts.Guard.AttachedUplink(ctx, s.Links[name].Index)
+	}
+	if err != nil {
+		s.Faults = append(s.Faults, Fault{"fence", fmt.Sprintf("look at the fence of the uplink: %v", err)})
+		return
+	}
+	s.Uplinks = uplinks
+}
+
 // readSysctls reads the forwarding switches of the namespace, of our devices
-// and of the interfaces below them, and the limit of the neighbour table.
+// and of the interfaces below them, with direct routes how sources are checked
+// there, the settings of IPv6, and the limit of the neighbour table.
 func (k *Linux) readSysctls(s *State) {
 	paths := []string{ipForward, NeighbourLimitPath}
+	if s.IPv6 {
+		paths = append(paths, k.sysctls6(s)...)
+	}
 	for name, l := range s.Links {
 		if name == bridgeName(k.opts.Name) {
 			paths = append(paths, forwardingOf(name))
 		}
 		if l.Kind == KindVxlan && ourVxlan(k.opts.Name, name) {
 			paths = append(paths, forwardingOf(name), forwardingOf(l.Tunnel.Parent))
+			if len(s.Uplinks) > 0 {
+				paths = append(paths, reversePathOf(name))
+			}
 		}
+	}
+	for name := range s.Uplinks {
+		paths = append(paths, forwardingOf(name), reversePathOf(name), reversePathOf("all"))
 	}
 	err := k.ns.do(func() error {
 		for _, path := range paths {
@@ -363,6 +445,27 @@ func (k *Linux) readSysctls(s *State) {
 	if err != nil {
 		s.Faults = append(s.Faults, Fault{"sysctl", fmt.Sprintf("read forwarding switches: %v", err)})
 	}
+}
+
+// sysctls6 are the settings of IPv6 on our devices, and whether those links
+// listen to routers that have routes from one.
+func (k *Linux) sysctls6(s *State) []string {
+	paths := []string{ipForward6}
+	for name, l := range s.Links {
+		vxlan := l.Kind == KindVxlan && ourVxlanOf(k.opts.Name, name, true)
+		if !vxlan && (l.Kind != KindBridge || name != bridgeName(k.opts.Name)) {
+			continue
+		}
+		for _, setting := range settings6() {
+			paths = append(paths, sysctl6(name, setting.name))
+		}
+	}
+	for r := range s.Routes {
+		if r.Protocol == protocolRA && r.Link != "" {
+			paths = append(paths, sysctl6(r.Link, acceptRA))
+		}
+	}
+	return paths
 }
 
 func addrOf(ip net.IP) netip.Addr {

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -15,7 +18,7 @@ import (
 // Apply implements Kernel.
 func (k *Linux) Apply(ctx context.Context, op Op) error {
 	switch c := op.Change.(type) {
-	case AddBridge, AddVxlan, DelLink, SetMAC, SetMTU, SetUp, SetDown, SetPort, SetFlags, SetBridge, SetFree:
+	case AddBridge, AddVxlan, DelLink, SetMAC, SetMTU, SetTxChecksum, SetUp, SetDown, SetPort, SetFlags, SetBridge, SetFree:
 		return k.applyLink(op.Change)
 	case AttachFence:
 		index, err := k.index(c.Link)
@@ -23,6 +26,8 @@ func (k *Linux) Apply(ctx context.Context, op Op) error {
 			return err
 		}
 		return k.opts.Guard.Attach(ctx, index)
+	case AttachUplink, DetachUplink:
+		return k.applyUplink(ctx, c)
 	case AllowToken:
 		return k.opts.Guard.Allow(c.MAC, c.Subnet)
 	case DenyToken:
@@ -30,9 +35,44 @@ func (k *Linux) Apply(ctx context.Context, op Op) error {
 	case SetSysctl:
 		return k.ns.do(func() error { return os.WriteFile("/proc/sys/"+c.Path, []byte(c.Value), 0o644) })
 	case SetRules:
+		if c.Six {
+			return k.tables6.apply(ctx, c.Tables)
+		}
 		return k.tables.apply(ctx, c.Tables)
 	}
 	return k.applyAddress(op.Change)
+}
+
+// applyUplink puts the fence on the host's own interface and takes it off. One
+// that is gone needs no taking off.
+func (k *Linux) applyUplink(ctx context.Context, change Change) error {
+	switch c := change.(type) {
+	case AttachUplink:
+		index, err := k.index(c.Link)
+		if err != nil {
+			return err
+		}
+		return k.opts.Guard.AttachUplink(ctx, index)
+	case DetachUplink:
+		index, err := k.index(c.Link)
+		if err != nil {
+			return ignoreGone(err)
+		}
+		return k.opts.Guard.DetachUplink(ctx, index)
+	}
+	return fmt.Errorf("unknown change of an uplink: %s", change)
+}
+
+// reroute goes on past what fails: it is done when something else has failed.
+func (k *Linux) reroute(c Reroute) error {
+	var errs []error
+	for _, r := range c.Set {
+		errs = append(errs, k.setRoute(SetRoute{Route: r, Replace: true}))
+	}
+	for _, r := range c.Del {
+		errs = append(errs, ignoreGone(k.onRoute(r, k.handle.RouteDel)))
+	}
+	return errors.Join(errs...)
 }
 
 // applyLink makes and changes devices.
@@ -60,6 +100,8 @@ func (k *Linux) applyLink(change Change) error {
 		})
 	case SetMTU:
 		return k.onLink(c.Link, func(l netlink.Link) error { return k.handle.LinkSetMTU(l, c.MTU) })
+	case SetTxChecksum:
+		return k.setTxChecksum(c)
 	case SetUp:
 		return k.onLink(c.Link, k.handle.LinkSetUp)
 	case SetDown:
@@ -73,6 +115,9 @@ func (k *Linux) applyAddress(change Change) error {
 	switch c := change.(type) {
 	case AddAddr:
 		return k.onLink(c.Addr.Link, func(l netlink.Link) error {
+			if isSix(c.Addr.Prefix) {
+				return k.addAddr6(l, c.Addr)
+			}
 			return k.handle.AddrReplace(l, &netlink.Addr{IPNet: ipNetOf(c.Addr.Prefix)})
 		})
 	case DelAddr:
@@ -94,8 +139,43 @@ func (k *Linux) applyAddress(change Change) error {
 		return k.setRoute(c)
 	case DelRoute:
 		return ignoreGone(k.onRoute(c.Route, k.handle.RouteDel))
+	case Reroute:
+		return k.reroute(c)
 	}
 	return fmt.Errorf("unknown change: %s", change)
+}
+
+// addAddr6 adds an IPv6 address, which is ours alone and needed at once, and so
+// not looked for elsewhere. The kernel answers before it has made the route by
+// which it knows the address for its own: who looked meanwhile would find it
+// missing.
+func (k *Linux) addAddr6(l netlink.Link, a Addr) error {
+	if err := k.handle.AddrReplace(l, &netlink.Addr{IPNet: ipNetOf(a.Prefix), Flags: unix.IFA_F_NODAD}); err != nil {
+		return err
+	}
+	for wait := time.Millisecond; wait < addrSettle; wait *= 2 {
+		known, err := k.knowsAddr6(l.Attrs().Index, a.Prefix.Addr())
+		if known || err != nil {
+			return err
+		}
+		time.Sleep(wait)
+	}
+	return nil // the next pass sees whether it is there
+}
+
+// addrSettle bounds, together with as long before, the wait for an address.
+const addrSettle = 500 * time.Millisecond
+
+// knowsAddr6 says whether the kernel takes what comes for the address in.
+func (k *Linux) knowsAddr6(index int, ip netip.Addr) (bool, error) {
+	msgs, err := k.dumpRaw("routes", unix.RTM_GETROUTE, unix.RTM_NEWROUTE, &nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET6}})
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(msgs, func(m []byte) bool {
+		r, table, ok := routeOf(m, map[int]string{index: "it"})
+		return ok && table == unix.RT_TABLE_LOCAL && r.Type == RouteLocal && r.Link == "it" && r.Dst.Addr() == ip
+	}), nil
 }
 
 // index returns a link's index, an error that is os.ErrNotExist without one.

@@ -25,6 +25,8 @@ const (
 // iptables runs the host's iptables-save and iptables-restore, of the legacy
 // or the nft kind, whichever the name leads to.
 type iptables struct {
+	// six is for ip6tables.
+	six      bool
 	instance string
 	program  string
 	ns       namespace
@@ -37,10 +39,6 @@ type iptables struct {
 	randomFully bool
 	// noTrackFault says why the raw table is left out.
 	noTrackFault string
-}
-
-func newIPTables(instance, program string, ns namespace, marker *marker) *iptables {
-	return &iptables{instance: instance, program: program, ns: ns, marker: marker}
 }
 
 // The kinds of iptables.
@@ -56,9 +54,13 @@ func (t *iptables) find() error {
 	}
 	path, err := t.lookUp()
 	if err != nil {
-		return fmt.Errorf("find iptables: %w", err)
+		return fmt.Errorf("find %s: %w", t.name(""), err)
 	}
-	ipt, err := goiptables.New(goiptables.Path(path))
+	protocol := goiptables.ProtocolIPv4
+	if t.six {
+		protocol = goiptables.ProtocolIPv6
+	}
+	ipt, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(protocol))
 	if err != nil {
 		return fmt.Errorf("ask %s for its version: %w", path, err)
 	}
@@ -75,8 +77,22 @@ func (t *iptables) find() error {
 	return nil
 }
 
+// lookUp is where the program is; ip6tables is the one beside iptables, and of
+// its kind.
 func (t *iptables) lookUp() (string, error) {
-	return exec.LookPath(cmp.Or(t.program, "iptables"))
+	dir, file := filepath.Split(cmp.Or(t.program, t.name("")))
+	if t.six && strings.HasPrefix(file, "iptables") {
+		file = "ip6" + strings.TrimPrefix(file, "ip")
+	}
+	return exec.LookPath(dir + file)
+}
+
+// name is what a program of this family is called.
+func (t *iptables) name(suffix string) string {
+	if t.six {
+		return "ip6tables" + suffix
+	}
+	return "iptables" + suffix
 }
 
 // resolved is the file that the program's name leads to now: the host may
@@ -116,10 +132,10 @@ func (t *iptables) read(ctx context.Context) (Rules, error) {
 // host's; "" if there are none, or nothing to see them with. A packet has to
 // pass both, and neither shows the other's.
 func (t *iptables) mixed(ctx context.Context) string {
-	other := "iptables-nft"
+	other := t.name("-nft")
 	if t.kind == kindNFT {
-		other = "iptables-legacy"
-		if names, err := t.marker.legacyTables(); err != nil || len(names) == 0 {
+		other = t.name("-legacy")
+		if names, err := t.marker.legacyTables(legacyKindOf(t.six)); err != nil || len(names) == 0 {
 			return ""
 		}
 	}

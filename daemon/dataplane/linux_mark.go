@@ -26,15 +26,16 @@ type marker struct {
 	// noNFT is until when the kernel is known to have no nftables. It looks for
 	// a module each time it is asked.
 	noNFT time.Time
-	// legacy is a raw socket, -1 until a legacy table was seen.
-	legacy int
+	// legacy are raw sockets for IPv4 and IPv6, -1 until a legacy table of the
+	// family was seen.
+	legacy [2]int
 }
 
 // noNFTPause is how long a kernel without nftables is not asked again.
 const noNFTPause = time.Minute
 
 func openMarker(ns namespace, at netns.NsHandle) *marker {
-	m := &marker{ns: ns, seed: maphash.MakeSeed(), legacy: -1}
+	m := &marker{ns: ns, seed: maphash.MakeSeed(), legacy: [2]int{-1, -1}}
 	if socket, err := nl.GetNetlinkSocketAt(at, netns.None(), unix.NETLINK_NETFILTER); err == nil {
 		m.nft = &nl.SocketHandle{Socket: socket}
 	}
@@ -45,8 +46,10 @@ func (m *marker) close() {
 	if m.nft != nil {
 		m.nft.Close()
 	}
-	if m.legacy >= 0 {
-		_ = unix.Close(m.legacy)
+	for _, socket := range m.legacy {
+		if socket >= 0 {
+			_ = unix.Close(socket)
+		}
 	}
 }
 
@@ -56,11 +59,15 @@ func (m *marker) mark() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	legacy, err := m.legacyHash()
-	if err != nil {
-		return "", err
+	mark := fmt.Sprint(generation)
+	for i, kind := range []legacyKind{legacyKindOf(false), legacyKindOf(true)} {
+		legacy, err := m.legacyHash(&m.legacy[i], kind)
+		if err != nil {
+			return "", err
+		}
+		mark += fmt.Sprintf("/%x", legacy)
 	}
-	return fmt.Sprintf("%d/%x", generation, legacy), nil
+	return mark, nil
 }
 
 // generation is the number of the latest commit of nftables; 0 on a kernel
@@ -100,23 +107,23 @@ func (m *marker) generation() (uint32, error) {
 
 // legacyHash is one of all legacy tables that exist; 0 without any. To ask for
 // a table that does not exist would make it.
-func (m *marker) legacyHash() (uint64, error) {
-	names, err := m.legacyTables()
+func (m *marker) legacyHash(socket *int, kind legacyKind) (uint64, error) {
+	names, err := m.legacyTables(kind)
 	if err != nil || len(names) == 0 {
 		return 0, err
 	}
-	if m.legacy < 0 {
+	if *socket < 0 {
 		if err := m.ns.do(func() (err error) {
-			m.legacy, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+			*socket, err = unix.Socket(kind.family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 			return err
 		}); err != nil {
-			return 0, fmt.Errorf("open raw socket for iptables: %w", err)
+			return 0, fmt.Errorf("open raw socket for legacy tables: %w", err)
 		}
 	}
 	var sum maphash.Hash
 	sum.SetSeed(m.seed)
 	for _, name := range names {
-		table, err := legacyTable(m.legacy, name)
+		table, err := legacyTable(*socket, name, kind)
 		if err != nil {
 			return 0, fmt.Errorf("read legacy table %s: %w", name, err)
 		}
@@ -127,9 +134,9 @@ func (m *marker) legacyHash() (uint64, error) {
 }
 
 // legacyTables are the names of the legacy tables that exist.
-func (m *marker) legacyTables() (names []string, err error) {
+func (m *marker) legacyTables(kind legacyKind) (names []string, err error) {
 	err = m.ns.do(func() error {
-		b, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")
+		b, err := os.ReadFile("/proc/thread-self/net/" + kind.names)
 		names = strings.Fields(string(b))
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
@@ -147,42 +154,56 @@ const (
 	infoSize, infoEntries = 84, 80
 	// Of struct ipt_get_entries: name and size, then the entries.
 	entriesAt = 40
-	// Of struct ipt_entry: where its own length is, its two counters, its end.
-	entryNext, entryCounters, entryElems = 90, 96, 112
 )
 
+// legacyKind is how a family's tables lie in the kernel: those of
+// linux/netfilter_ipv6/ip6_tables.h have longer entries and are otherwise alike.
+type legacyKind struct {
+	names         string
+	family, level int
+	// Of struct ipt_entry: where its own length is, its two counters, its end.
+	next, counters, elems int
+}
+
+func legacyKindOf(six bool) legacyKind {
+	if six {
+		return legacyKind{"ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, 142, 152, 168}
+	}
+	return legacyKind{"ip_tables_names", unix.AF_INET, unix.SOL_IP, 90, 96, 112}
+}
+
 // legacyTable returns the entries of a table with all counters at zero.
-func legacyTable(socket int, name string) ([]byte, error) {
+func legacyTable(socket int, name string, kind legacyKind) ([]byte, error) {
 	for range dumpTries {
 		info := make([]byte, infoSize)
 		copy(info, name)
-		if err := getsockopt(socket, iptGetInfo, info); err != nil {
+		if err := getsockopt(socket, kind.level, iptGetInfo, info); err != nil {
 			return nil, err
 		}
 		size := binary.NativeEndian.Uint32(info[infoEntries:])
 		table := make([]byte, entriesAt+size)
 		copy(table, name)
 		binary.NativeEndian.PutUint32(table[32:], size)
-		err := getsockopt(socket, iptGetEntries, table)
+		err := getsockopt(socket, kind.level, iptGetEntries, table)
 		if errors.Is(err, unix.EAGAIN) {
 			continue // the table has just been replaced
 		}
 		if err != nil {
 			return nil, err
 		}
-		return withoutCounters(table[entriesAt:])
+		return withoutCounters(table[entriesAt:], kind)
 	}
 	return nil, unix.EAGAIN
 }
 
-func withoutCounters(entries []byte) ([]byte, error) {
+func withoutCounters(entries []byte, kind legacyKind) ([]byte, error) {
 	for at := 0; at < len(entries); {
-		if at+entryElems > len(entries) {
+		if at+kind.elems > len(entries) {
 			return nil, fmt.Errorf("entry at %d is cut off", at)
 		}
-		clear(entries[at+entryCounters : at+entryElems])
-		next := int(binary.NativeEndian.Uint16(entries[at+entryNext:]))
-		if next < entryElems {
+		clear(entries[at+kind.counters : at+kind.elems])
+		next := int(binary.NativeEndian.Uint16(entries[at+kind.next:]))
+		if next < kind.elems {
 			return nil, fmt.Errorf("entry at %d has a length of %d", at, next)
 		}
 		at += next
@@ -190,9 +211,9 @@ func withoutCounters(entries []byte) ([]byte, error) {
 	return entries, nil
 }
 
-func getsockopt(socket, option int, value []byte) error {
+func getsockopt(socket, level, option int, value []byte) error {
 	length := uint32(len(value))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(socket), unix.SOL_IP, uintptr(option),
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(socket), uintptr(level), uintptr(option),
 		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&length)), 0)
 	if errno != 0 {
 		return errno

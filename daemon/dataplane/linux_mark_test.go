@@ -30,15 +30,19 @@ func TestRulesMark(t *testing.T) {
 			"IPT -R OTHER 1 -p tcp -m tcp --dport 81 -m comment --comment other -j ACCEPT",
 			"IPT -P FORWARD DROP",
 			"IPT -t raw -F",
+			"IP6 -N OTHER",
+			"IP6 -A OTHER -s fd00::/64 -p tcp -m tcp --dport 80 -j ACCEPT",
+			"IP6 -R OTHER 1 -s fd00::/64 -p tcp -m tcp --dport 81 -j ACCEPT",
 		} {
-			m.sh(t, "%s", strings.ReplaceAll(script, "IPT", iptables+" -w"))
+			six := strings.Replace(iptables, "ip", "ip6", 1)
+			m.sh(t, "%s", strings.NewReplacer("IPT", iptables+" -w", "IP6", six+" -w").Replace(script))
 			now := mark()
 			if now == last {
 				t.Errorf("not told: %s", script)
 			}
 			last = now
 		}
-		m.sh(t, "ping -c 3 -i 0.01 -W 1 127.0.0.1; %s-save -c; ip link set tenure0 down; ip link set tenure0 up", iptables)
+		m.sh(t, "ping -c 3 -i 0.01 -W 1 127.0.0.1; ping -c 3 -i 0.01 -W 1 ::1; %s-save -c; ip link set tenure0 down; ip link set tenure0 up", iptables)
 		if now := mark(); now != last {
 			t.Errorf("told although no rule changed: %s, was %s", now, last)
 		}

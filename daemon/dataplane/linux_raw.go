@@ -110,7 +110,7 @@ func number(b []byte) uint64 {
 func vxlanSettings() []setting {
 	return []setting{
 		{unix.IFLA_VXLAN_GROUP, "group", 0},
-		{unix.IFLA_VXLAN_GROUP6, "group6", 0},
+		{unix.IFLA_VXLAN_GROUP6, oddGroup6, 0},
 		{unix.IFLA_VXLAN_TTL, "ttl", 0},
 		{unix.IFLA_VXLAN_TTL_INHERIT, "ttl-inherit", 0},
 		{unix.IFLA_VXLAN_TOS, "tos", 0},
@@ -270,13 +270,17 @@ func (n *rawNeigh) note(format string, v any) {
 // routeOf decodes a route and says which table it is in. ok is false for what
 // the kernel only remembers for itself.
 func routeOf(m []byte, names map[int]string) (r Route, table uint32, ok bool) {
-	if len(m) < unix.SizeofRtMsg || m[0] != unix.AF_INET {
+	if len(m) < unix.SizeofRtMsg || m[0] != unix.AF_INET && m[0] != unix.AF_INET6 {
 		return r, 0, false
 	}
+	six := m[0] == unix.AF_INET6
 	flags := binary.NativeEndian.Uint32(m[8:])
 	table = uint32(m[4])
 	r = Route{Type: routeType(m[7]), Protocol: m[5], LinkScope: m[6] == unix.RT_SCOPE_LINK, Onlink: flags&unix.RTNH_F_ONLINK != 0}
 	dst, odd := netip.IPv4Unspecified(), ""
+	if six {
+		dst = netip.IPv6Unspecified()
+	}
 	if m[3] != 0 {
 		odd = fmt.Sprintf("tos %d", m[3])
 	}
@@ -307,7 +311,10 @@ func routeOf(m []byte, names map[int]string) (r Route, table uint32, ok bool) {
 		}
 	})
 	r.Dst, r.Odd = netip.PrefixFrom(dst, int(m[1])), odd
-	return r, table, flags&unix.RTM_F_CLONED == 0 && dst.Is4() && r.Dst.IsValid()
+	if six && r.Type == RouteUnreachable {
+		r.Link = "" // the loopback interface, for form's sake
+	}
+	return r, table, flags&unix.RTM_F_CLONED == 0 && dst.Is6() == six && r.Dst.IsValid()
 }
 
 func routeType(kind byte) RouteType {

@@ -19,7 +19,7 @@ import (
 // many wants that many peers in 10.0.0.0/8.
 func many(n int) dataplane.Desired {
 	want := node34()
-	want.Network = prefix("10.0.0.0/8")
+	want.Networks = []netip.Prefix{prefix("10.0.0.0/8")}
 	for i := range n {
 		want.Peers = append(want.Peers, dataplane.Peer{
 			Subnet:   netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + i>>8), byte(i), 0}), 24),

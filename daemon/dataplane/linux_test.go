@@ -45,7 +45,7 @@ func waitConverged(t *testing.T, loop *dataplane.Loop) {
 // look reads through the second handle, since the first is the Loop's.
 func (m *machine) look(t *testing.T) dataplane.State {
 	t.Helper()
-	s, err := m.vandal.Read(context.Background(), true)
+	s, err := m.vandal.Read(context.Background(), dataplane.Families{V4: true, V6: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +228,7 @@ func TestLinuxP1ReadsUnderChurn(t *testing.T) {
 	}()
 	failed, looks := 0, 0
 	for start := time.Now(); time.Since(start) < 2*time.Second; looks++ {
-		s, err := m.kernel.Read(context.Background(), false)
+		s, err := m.kernel.Read(context.Background(), dataplane.Families{})
 		if err != nil {
 			failed++
 			continue

@@ -79,6 +79,6 @@ func twoNodes() (a, b dataplane.Desired) {
 	a = node34(at(35, "192.0.2.2"))
 	b = node34(at(34, "192.0.2.1"))
 	b.Bridge.MAC, b.Bridge.Gateways = mac(1001), []netip.Prefix{prefix("10.5.35.1/24")}
-	b.Vxlan.Local, b.Vxlan.MAC, b.Vxlan.Addr = addr("192.0.2.2"), mac(35), prefix("10.5.35.0/32")
+	b.Overlays[0].Local, b.Overlays[0].MAC, b.Overlays[0].Addr = addr("192.0.2.2"), mac(35), prefix("10.5.35.0/32")
 	return a, b
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -49,7 +50,8 @@ func (k *Linux) subscribe() (*nl.NetlinkSocket, error) {
 	}
 	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
-		unix.RTNLGRP_IPV4_NETCONF) // the last tells of forwarding switches
+		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF) // the last tell of forwarding switches
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netlink notices: %w", err)
 	}
@@ -92,14 +94,31 @@ func forwardNotices(ctx context.Context, socket *nl.NetlinkSocket, out chan<- st
 }
 
 // matters leaves out what changes by itself all the time on a busy node: a
-// neighbour that was resolved or is being verified. Ours are permanent.
+// neighbour that was resolved or is being verified, where ours are permanent;
+// and what IPv6 does on each link that comes up or goes, as every pod's does.
 func matters(m syscall.NetlinkMessage) bool {
 	const stateOffset = 8 // of ndm_state in struct ndmsg
+	switch m.Header.Type {
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		return !linkLocal(m.Data, unix.SizeofIfAddrmsg, unix.IFA_ADDRESS)
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return !linkLocal(m.Data, unix.SizeofRtMsg, unix.RTA_DST)
+	}
 	if m.Header.Type != unix.RTM_NEWNEIGH || len(m.Data) < stateOffset+2 {
 		return true
 	}
 	state := binary.NativeEndian.Uint16(m.Data[stateOffset:])
 	return state&(netlink.NUD_PERMANENT|netlink.NUD_NOARP|netlink.NUD_FAILED) != 0
+}
+
+// linkLocal says that a message is about an IPv6 address that is one on a link
+// only, or for many.
+func linkLocal(m []byte, header int, attr uint16) bool {
+	if len(m) < header || m[0] != unix.AF_INET6 {
+		return false
+	}
+	a, ok := netip.AddrFromSlice(attrIn(m[header:], attr))
+	return ok && (a.IsLinkLocalUnicast() || a.IsMulticast())
 }
 
 func poke(out chan<- struct{}) {

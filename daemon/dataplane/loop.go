@@ -231,7 +231,7 @@ func (s *rulesSeen) note(wish rulesWish, mark string, have State, out outcome) {
 			s.conflicts = append(s.conflicts, c)
 		}
 	}
-	if have.Rules != nil && !s.written && len(s.faults) == 0 {
+	if !s.written && len(s.faults) == 0 {
 		s.clean = true
 	}
 }
@@ -382,7 +382,11 @@ func (r *runner) pass(ctx context.Context) {
 	// must not cost a process.
 	wish, mark := want.rulesWish(), l.kernel.RulesMark(ctx)
 	rules := r.rules.due(wish, mark, l.opts.RulesEvery)
-	have, err := l.kernel.Read(ctx, rules)
+	var families Families
+	if rules {
+		families = wish.families
+	}
+	have, err := l.kernel.Read(ctx, families)
 	if err != nil {
 		r.finish(generation, outcome{faults: []Fault{{"read", err.Error()}}})
 		return
@@ -438,6 +442,10 @@ func (r *runner) apply(ctx context.Context, p *planner) outcome {
 			continue
 		}
 		out.writes[op.Kind()]++
+		if c, ok := op.Change.(SetSysctl); ok && op.Scope == scopeForward6 {
+			// What the host does with routers changes, and once: it is said.
+			r.loop.log.Info("setting of IPv6 changed", "path", c.Path, "value", c.Value)
+		}
 		if debug { // to put thousands into words takes longer than to do them
 			r.loop.log.Debug("kernel changed", "op", op.String())
 		}

@@ -31,9 +31,9 @@ func (c *counting) RulesMark(ctx context.Context) string {
 	return c.Kernel.RulesMark(ctx)
 }
 
-func (c *counting) Read(ctx context.Context, rules bool) (dataplane.State, error) {
+func (c *counting) Read(ctx context.Context, rules dataplane.Families) (dataplane.State, error) {
 	c.reads.Add(1)
-	if rules {
+	if rules.V4 {
 		c.ruleReads.Add(1)
 	}
 	return c.Kernel.Read(ctx, rules)
@@ -220,7 +220,7 @@ func TestLoopRepairsOnNotice(t *testing.T) {
 }
 
 func (b *bench) state() dataplane.State {
-	s, err := b.fake.Read(context.Background(), true)
+	s, err := b.fake.Read(context.Background(), dataplane.Families{V4: true, V6: true})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -422,7 +422,7 @@ func TestLoopI7FailedWriteIsRetried(t *testing.T) {
 func TestLoopWritesAFaultOncePerMinute(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.fake.FailApply(func(op dataplane.Op) error {
-			if op.Kind() == "sysctl" {
+			if op.Scope == "forward" {
 				return syscall.EROFS
 			}
 			return nil
@@ -499,7 +499,7 @@ func TestLoopGoesOnWithoutNotices(t *testing.T) {
 		}
 		fake.Edit(func(s *dataplane.State) { clear(s.FDB) })
 		sleepFake(6 * time.Second)
-		if s, _ := fake.Read(ctx, false); len(s.FDB) != 1 {
+		if s, _ := fake.Read(ctx, dataplane.Families{}); len(s.FDB) != 1 {
 			t.Errorf("not repaired: %v", s.FDB)
 		}
 		cancel()
@@ -527,7 +527,7 @@ func TestLoopRestsMoreWithMorePeers(t *testing.T) {
 				p.PublicIP, p.MAC = netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), dataplane.MAC{2, 0, 0, 1, byte(i >> 8), byte(i)}
 				d.Peers = append(d.Peers, p)
 			}
-			d.Network = prefix("10.0.0.0/8")
+			d.Networks = []netip.Prefix{prefix("10.0.0.0/8")}
 			b.loop.Set(d)
 			b.converge(time.Minute)
 			<-time.After(10 * time.Second)

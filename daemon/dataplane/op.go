@@ -24,7 +24,7 @@ func (o Op) String() string { return o.Change.String() }
 // Kind is the class that writes are counted by.
 func (o Op) Kind() string {
 	switch o.Change.(type) {
-	case AttachFence:
+	case AttachFence, AttachUplink, DetachUplink:
 		return "fence"
 	case SetPort:
 		return "port"
@@ -36,7 +36,7 @@ func (o Op) Kind() string {
 		return "fdb"
 	case SetNeigh, DelNeigh:
 		return "neigh"
-	case SetRoute, DelRoute:
+	case SetRoute, DelRoute, Reroute:
 		return "route"
 	case SetSysctl:
 		return "sysctl"
@@ -79,6 +79,13 @@ type SetMTU struct {
 	MTU  int
 }
 
+// SetTxChecksum turns on or off that checksums of what a link sends are left
+// to the hardware.
+type SetTxChecksum struct {
+	Link string
+	On   bool
+}
+
 // SetUp brings a link up.
 type SetUp struct{ Link string }
 
@@ -104,6 +111,13 @@ type SetPort struct{ Link, Bridge string }
 
 // AttachFence attaches the fence to both directions of a link.
 type AttachFence struct{ Link string }
+
+// AttachUplink attaches the fence, in its form for the host's own interface, to
+// both directions of a link that direct routes lead through.
+type AttachUplink struct{ Link string }
+
+// DetachUplink takes it off again.
+type DetachUplink struct{ Link string }
 
 // AddAddr adds an address.
 type AddAddr struct{ Addr Addr }
@@ -146,11 +160,18 @@ type SetRoute struct {
 // DelRoute removes a route.
 type DelRoute struct{ Route Route }
 
+// Reroute sets routes in place of others of ours, and removes routes.
+type Reroute struct{ Set, Del []Route }
+
 // SetSysctl writes a value below /proc/sys.
 type SetSysctl struct{ Path, Value string }
 
-// SetRules edits iptables tables, each of them in one step.
-type SetRules struct{ Tables []TableEdit }
+// SetRules edits iptables tables, or those of ip6tables, each of them in one
+// step.
+type SetRules struct {
+	Six    bool
+	Tables []TableEdit
+}
 
 func (c AddBridge) String() string {
 	return fmt.Sprintf("link add %s bridge mac %s", c.Name, c.MAC)
@@ -161,6 +182,9 @@ func (c AddVxlan) String() string {
 func (c DelLink) String() string { return "link del " + c.Link }
 func (c SetMAC) String() string  { return fmt.Sprintf("link set %s mac %s", c.Link, c.MAC) }
 func (c SetMTU) String() string  { return fmt.Sprintf("link set %s mtu %d", c.Link, c.MTU) }
+func (c SetTxChecksum) String() string {
+	return fmt.Sprintf("link set %s tx-checksum %s", c.Link, onOff(c.On))
+}
 func (c SetUp) String() string   { return fmt.Sprintf("link set %s up", c.Link) }
 func (c SetDown) String() string { return fmt.Sprintf("link set %s down", c.Link) }
 func (c SetFlags) String() string {
@@ -172,8 +196,17 @@ func (c SetBridge) String() string {
 func (c SetFree) String() string     { return fmt.Sprintf("link set %s nomaster", c.Link) }
 func (c SetPort) String() string     { return fmt.Sprintf("port set %s on %s", c.Link, c.Bridge) }
 func (c AttachFence) String() string { return "fence attach " + c.Link }
-func (c AddAddr) String() string     { return "addr add " + c.Addr.String() }
-func (c DelAddr) String() string     { return "addr del " + c.Addr.String() }
+func (c AttachUplink) String() string {
+	return "fence attach " + c.Link + " as uplink"
+}
+func (c DetachUplink) String() string {
+	return "fence detach " + c.Link + " as uplink"
+}
+func (c Reroute) String() string {
+	return fmt.Sprintf("reroute: set %d routes, del %d", len(c.Set), len(c.Del))
+}
+func (c AddAddr) String() string { return "addr add " + c.Addr.String() }
+func (c DelAddr) String() string { return "addr del " + c.Addr.String() }
 func (c AllowToken) String() string {
 	return fmt.Sprintf("token allow %s for %s", c.MAC, c.Subnet)
 }
@@ -194,11 +227,16 @@ func (c SetRules) String() string {
 	for i, t := range c.Tables {
 		parts[i] = t.String()
 	}
+	if c.Six {
+		return "rules6 " + strings.Join(parts, "; ")
+	}
 	return "rules " + strings.Join(parts, "; ")
 }
 
 // String prints a in the manner of ip-address.
-func (a Addr) String() string { return fmt.Sprintf("%s dev %s", a.Prefix, a.Link) }
+func (a Addr) String() string {
+	return strings.TrimSpace(fmt.Sprintf("%s dev %s %s", a.Prefix, a.Link, a.Odd))
+}
 
 // String prints f in the manner of bridge-fdb.
 func (f FDB) String() string {
@@ -254,6 +292,13 @@ func (r Route) String() string {
 		b.WriteString(" " + r.Odd)
 	}
 	return b.String()
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
 }
 
 func mtuText(mtu int) string {

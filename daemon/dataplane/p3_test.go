@@ -55,7 +55,7 @@ func TestP3(t *testing.T) {
 		needsRoot(t)
 		m := linuxMachine(t, "")
 		want := node34()
-		want.Network = prefix("10.0.0.0/8")
+		want.Networks = []netip.Prefix{prefix("10.0.0.0/8")}
 		const peers = 1100 // gc_thresh3 is 1024 unless somebody has set it
 		for i := range peers {
 			want.Peers = append(want.Peers, dataplane.Peer{
@@ -65,7 +65,7 @@ func TestP3(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		have, err := m.kernel.Read(ctx, true)
+		have, err := m.kernel.Read(ctx, dataplane.Families{V4: true, V6: true})
 		if err != nil {
 			t.Fatal(err)
 		}

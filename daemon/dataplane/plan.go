@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -36,26 +37,48 @@ const (
 	ConflictOverlay = "overlay"
 )
 
+// ConflictIPv6 is a wish that the kernel cannot meet: it has no IPv6.
+const ConflictIPv6 = "ipv6"
+
 // ConflictNeighbours is a wish that only the host can meet: the kernel's
 // neighbour table is small for the pods.
 const ConflictNeighbours = "neighbours"
 
 // Scopes of operations; see Op.
 const (
-	scopeForward = "forward"
-	scopeRules   = "rules"
-	scopeNetwork = "network"
-	scopeBridge  = "bridge"
-	scopeVxlan   = "vxlan"
+	scopeForward  = "forward"
+	scopeForward6 = "forward6"
+	scopeRules    = "rules"
+	scopeNetwork  = "network"
+	scopeBridge   = "bridge"
+	scopeVxlan    = "vxlan"
+	scopeVxlan6   = "vxlan6"
+	scopeUplink   = "uplink"
 )
+
+func rulesScope(six bool) string {
+	if six {
+		return scopeRules + "/6"
+	}
+	return scopeRules + "/4"
+}
+
+// vxlanScope is the scope of the overlay of an address's family.
+func vxlanScope(a netip.Addr) string {
+	if a.Is6() {
+		return scopeVxlan6
+	}
+	return scopeVxlan
+}
 
 // Plan returns what has to be done to turn have into want, in an order that
 // is safe to stop at any point, and what stands in the way. It is pure.
 //
-// The order is: forwarding, rules, the unreachable route, the bridge, the
+// The order is: forwarding, rules, the unreachable routes, the bridge, each
 // vxlan device from creation over the fence to its address, then each peer
-// from token over forwarding entry and neighbour to route; last, from the
-// route down, what is no longer wanted.
+// from token over forwarding entry and neighbour to route; the fence on the
+// uplink and the direct routes; last, from the route down, what is no longer
+// wanted. The fence leaves an uplink in a pass that finds no direct route there.
 func Plan(want Desired, have State) ([]Op, []Conflict) {
 	p := planAll(want, have)
 	return p.ops, p.conflicts
@@ -64,11 +87,16 @@ func Plan(want Desired, have State) ([]Op, []Conflict) {
 // planAll is Plan with its scratch, of which the report needs p.blocked.
 func planAll(want Desired, have State) *planner {
 	p := newPlanner(want.settled(have), have)
+	if !have.IPv6 {
+		p.withoutIPv6()
+	}
 	p.forwarding()
+	p.forwarding6()
+	p.reversePath()
 	p.rules()
-	p.network()
+	p.networks()
 	p.bridge()
-	p.vxlan()
+	p.overlays()
 	p.foreignRoutes()
 	p.neighbours()
 	return p
@@ -81,16 +109,30 @@ type planner struct {
 	places    map[place][]Route
 	ops       []Op
 	conflicts []Conflict
-	// blocked says why no peer can be programmed; "" when they can.
-	blocked string
+	// blocked says, by the scope of an overlay, why none of its peers can be
+	// programmed; "" when they can.
+	blocked map[string]string
 	// rejected are peers that cannot be programmed, with the reason.
 	rejected map[Peer]string
+	// up is the uplink, and directly are the subnets that are reached by it.
+	up       uplink
+	directly map[netip.Prefix]bool
+	// noWay says of peers why nothing leads to them now, and far are those of
+	// them to which nothing can.
+	noWay map[Peer]string
+	far   map[Peer]bool
 	// kept are peers that only the kernel knows, and that stay.
 	kept []Peer
+	// tokens are the VTEP MACs that shall be let in, each with the subnet that
+	// it stands for.
+	tokens map[MAC]netip.Prefix
+	// allowed are those that this pass lets in.
+	allowed map[MAC]bool
 }
 
 func newPlanner(want Desired, have State) *planner {
-	p := &planner{want: want, have: have, places: make(map[place][]Route, len(have.Routes)), rejected: map[Peer]string{}}
+	p := &planner{want: want, have: have, places: make(map[place][]Route, len(have.Routes)), rejected: map[Peer]string{}, blocked: map[string]string{}, allowed: map[MAC]bool{},
+		directly: map[netip.Prefix]bool{}, noWay: map[Peer]string{}, far: map[Peer]bool{}}
 	// Nearly all places have one route: those share one piece of memory.
 	all := make([]Route, 0, len(have.Routes))
 	for r := range have.Routes {
@@ -125,63 +167,38 @@ func (p *planner) reject(peer Peer, format string, args ...any) {
 	p.conflicts = append(p.conflicts, Conflict{What: "peer", Peer: peer.Subnet, Text: text})
 }
 
-// ipForward is the switch that routes between interfaces; setting it sets the
-// one of each interface too.
-const ipForward = "net/ipv4/ip_forward"
-
-func forwardingOf(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
-
-// forwarding turns routing on, and on again for each single interface that a
-// pod's packet comes in by: the bridge, the overlay, the underlay. A device
-// that only bears the name of one of ours is left alone.
-func (p *planner) forwarding() {
-	if v, ok := p.have.Sysctls[ipForward]; ok && v != "1" {
-		p.add(scopeForward, SetSysctl{ipForward, "1"})
-		return
-	}
-	var links []string
-	if p.have.Links[p.want.BridgeName()].Kind == KindBridge {
-		links = append(links, p.want.BridgeName())
-	}
-	if v := p.want.Vxlan; v != nil {
-		if p.have.Links[p.want.VxlanName()].Kind == KindVxlan {
-			links = append(links, p.want.VxlanName())
-		}
-		links = append(links, v.Parent)
-	}
-	for _, link := range links {
-		if v, ok := p.have.Sysctls[forwardingOf(link)]; ok && v != "1" {
-			p.add(scopeForward+"/"+link, SetSysctl{forwardingOf(link), "1"})
-		}
-	}
-}
-
 func (p *planner) rules() {
-	if p.have.Rules == nil {
-		return
-	}
-	if edits := planRules(p.want, *p.have.Rules); len(edits) > 0 {
-		p.add(scopeRules, SetRules{edits})
-	}
-	if why := p.have.Rules.NoTrackFault; why != "" && p.want.Vxlan != nil {
-		p.conflict(conflictNoTrack, "outer packets pass through conntrack: %s", why)
-	}
-	if mixed := p.have.Rules.Mixed; mixed != "" {
-		p.conflict(conflictFirewall, "%s", mixed)
+	for _, f := range []struct {
+		six  bool
+		have *Rules
+	}{{false, p.have.Rules}, {true, p.have.Rules6}} {
+		if f.have == nil {
+			continue
+		}
+		if edits := planRules(p.want, f.six, *f.have); len(edits) > 0 {
+			p.add(rulesScope(f.six), SetRules{f.six, edits})
+		}
+		if why := f.have.NoTrackFault; why != "" && p.want.overlay(f.six) != nil {
+			p.conflict(conflictNoTrack, "outer packets pass through conntrack: %s", why)
+		}
+		if mixed := f.have.Mixed; mixed != "" {
+			p.conflict(conflictFirewall, "%s", mixed)
+		}
 	}
 }
 
-// network keeps the unreachable route for Network. One for an older Network
-// goes; any other that does not overlap belongs to another instance.
-func (p *planner) network() {
-	want := Route{
-		Dst: p.want.Network, Type: RouteUnreachable,
-		Metric: UnreachableMetric, Protocol: RouteProtocol,
+// networks keeps the unreachable routes for the networks. One for an older
+// network goes; any other that does not overlap belongs to another instance.
+func (p *planner) networks() {
+	wanted := map[place]bool{}
+	for _, n := range p.want.Networks {
+		want := Route{Dst: n, Type: RouteUnreachable, Metric: UnreachableMetric, Protocol: RouteProtocol}
+		wanted[want.place()] = true
+		p.setRoute(func() string { return scopeNetwork }, want, nothingGoes)
 	}
-	p.setRoute(func() string { return scopeNetwork }, want, nothingGoes)
 	for _, r := range p.routesThat(func(r Route) bool {
-		return r.Type == RouteUnreachable && r.Protocol == RouteProtocol &&
-			r.place() != want.place() && (r.Dst.Overlaps(p.want.Network) || slices.Contains(p.want.Former, r.Dst))
+		return r.Type == RouteUnreachable && r.Protocol == RouteProtocol && !wanted[r.place()] &&
+			(slices.ContainsFunc(p.want.Networks, r.Dst.Overlaps) || slices.Contains(p.want.Former, r.Dst))
 	}) {
 		p.add(scopeNetwork, DelRoute{r})
 	}
@@ -223,6 +240,18 @@ func (p *planner) setRoute(scope func() string, want Route, going func(Route) bo
 
 func nothingGoes(Route) bool { return false }
 
+// ownMetric is the metric of our routes to a destination. The kernel takes 0
+// for IPv4, and calls that 1024 where a route of IPv6 has none.
+func ownMetric(dst netip.Prefix) uint32 {
+	if dst.Addr().Is6() {
+		return metric6
+	}
+	return 0
+}
+
+// metric6 is what the kernel gives to routes of IPv6 that are made without one.
+const metric6 = 1024
+
 // ownRoute reports whether r is a route of ours through link.
 func ownRoute(r Route, link string) bool {
 	return r.Protocol == RouteProtocol && r.Link == link
@@ -234,34 +263,54 @@ func ownRoute(r Route, link string) bool {
 func (p *planner) addrs(scope, link string, wanted []netip.Prefix, fresh bool) (old []netip.Prefix, flushed bool) {
 	stale := map[netip.Prefix]bool{}
 	if !fresh {
-		for _, a := range keysThat(p.have.Addrs, compareAddrs, func(a Addr) bool {
-			return a.Link == link && !slices.Contains(wanted, a.Prefix)
-		}) {
-			if p.want.ours(a.Prefix.Addr()) {
-				stale[a.Prefix] = true
-			} else {
-				p.conflict("addr", "address %s of %s is not ours and is left alone", a.Prefix, link)
-			}
-		}
+		stale = p.staleAddrs(link, wanted)
 	}
 	for _, w := range wanted {
-		missing := fresh || !has(p.have.Addrs, Addr{link, w})
-		// With the first address of a prefix the kernel deletes the later
-		// ones of the same prefix too, so it goes before ours comes.
+		missing := fresh || !has(p.have.Addrs, Addr{Link: link, Prefix: w})
 		for _, s := range sortedPrefixes(stale) {
-			if s.Masked() == w.Masked() {
-				p.add(scope, DelAddr{Addr{link, s}})
+			if goesFirst(s, w) {
+				p.add(scope, DelAddr{Addr{Link: link, Prefix: s}})
 				delete(stale, s)
-				missing, flushed = true, true
+				missing, flushed = true, flushed || s.Addr().Is4()
 			}
 		}
-		if missing {
-			p.add(scope, AddAddr{Addr{link, w}})
-		} else {
-			p.addrRoutes(scope, Addr{link, w})
+		switch a := (Addr{Link: link, Prefix: w}); {
+		case missing:
+			p.add(scope, AddAddr{a})
+		case w.Addr().Is4():
+			p.addrRoutes(scope, a)
+		case p.lacksRoutes6(a):
+			// The kernel makes its routes with the address alone.
+			p.add(scope, DelAddr{a})
+			p.add(scope, AddAddr{a})
 		}
 	}
 	return sortedPrefixes(stale), flushed
+}
+
+// staleAddrs are the addresses of a device that are ours and not wanted, or
+// cannot be used. The rest of others' is reported, but for link-local ones: the
+// kernel makes those.
+func (p *planner) staleAddrs(link string, wanted []netip.Prefix) map[netip.Prefix]bool {
+	stale := map[netip.Prefix]bool{}
+	for _, a := range keysThat(p.have.Addrs, compareAddrs, func(a Addr) bool {
+		return a.Link == link && (a.Odd != "" || !slices.Contains(wanted, a.Prefix))
+	}) {
+		switch ip := a.Prefix.Addr(); {
+		case p.want.ours(ip), slices.Contains(wanted, a.Prefix):
+			stale[a.Prefix] = true
+		case !ip.IsLinkLocalUnicast() || ip.Is4():
+			p.conflict("addr", "address %s of %s is not ours and is left alone", a.Prefix, link)
+		}
+	}
+	return stale
+}
+
+// goesFirst says that an old address goes before a new one comes. With the
+// first IPv4 address of a prefix the kernel deletes the later ones of the same
+// prefix too; and one of IPv6 it has once on a device, with whatever length.
+func goesFirst(old, coming netip.Prefix) bool {
+	return old.Masked() == coming.Masked() || old.Addr() == coming.Addr() && old.Addr().Is6()
 }
 
 // addrRoutes keeps the routes that the kernel once made for an address that
@@ -286,20 +335,37 @@ func (p *planner) addrRoutes(scope string, a Addr) {
 	}
 }
 
+// lacksRoutes6 says that a route is missing that the kernel made for an IPv6
+// address that stands: to itself and, while the link is up, to its prefix. That
+// of a link-local one is of no use here.
+func (p *planner) lacksRoutes6(a Addr) bool {
+	ip := a.Prefix.Addr()
+	local := Route{Dst: netip.PrefixFrom(ip, ip.BitLen()), Link: a.Link, Type: RouteLocal, Protocol: protocolKernel}
+	if !has(p.have.Routes, local) {
+		return true
+	}
+	prefix := Route{Dst: a.Prefix.Masked(), Link: a.Link, Type: RouteUnicast, Metric: prefixMetric6, Protocol: protocolKernel}
+	return p.have.Links[a.Link].Up && !ip.IsLinkLocalUnicast() && !has(p.have.Routes, prefix)
+}
+
+// prefixMetric6 is the metric of the route that the kernel makes for the prefix
+// of an IPv6 address.
+const prefixMetric6 = 256
+
 func (p *planner) delAddrs(scope, link string, old []netip.Prefix) {
 	for _, prefix := range old {
-		p.add(scope+"/old", DelAddr{Addr{link, prefix}})
+		p.add(scope+"/old", DelAddr{Addr{Link: link, Prefix: prefix}})
 	}
 }
 
-// foreignRoutes reports the routes of others inside Network. Those that the
+// foreignRoutes reports the routes of others inside the networks. Those that the
 // kernel makes for addresses of our devices are no strangers.
 func (p *planner) foreignRoutes() {
 	for _, r := range p.routesThat(func(r Route) bool {
 		ours := r.Protocol == RouteProtocol || p.isOurLink(r.Link) && r.Protocol == protocolKernel
-		return !ours && p.inNetwork(r.Dst)
+		return !ours && p.want.inNetwork(r.Dst)
 	}) {
-		p.conflict("route", "route %s lies inside %s, is not ours and is left alone", r, p.want.Network)
+		p.conflict("route", "route %s lies inside %s, is not ours and is left alone", r, p.want.network(r.Dst.Addr()))
 	}
 }
 
@@ -340,7 +406,7 @@ func compareAddrs(a, b Addr) int {
 	if c := strings.Compare(a.Link, b.Link); c != 0 {
 		return c
 	}
-	return a.Prefix.Compare(b.Prefix)
+	return cmp.Or(a.Prefix.Compare(b.Prefix), strings.Compare(a.Odd, b.Odd))
 }
 
 func compareRoutes(a, b Route) int {

@@ -32,13 +32,27 @@ func (p *planner) bridge() {
 	if link.Odd != "" {
 		p.add(scopeBridge+"/odd", SetBridge{name})
 	}
+	addrs := withLinkLocal(want)
+	p.ipv6(scopeBridge, name, len(addrs) > len(want.Gateways), !exists)
 	if !link.Up {
 		p.add(scopeBridge, SetUp{name})
 	}
 	p.ports(name)
-	old, flushed := p.addrs(scopeBridge, name, want.Gateways, !exists)
+	old, flushed := p.addrs(scopeBridge, name, addrs, !exists)
 	p.hostRoutes(name, !exists || flushed)
 	p.delAddrs(scopeBridge, name, old)
+}
+
+// withLinkLocal are the addresses of the bridge. With one of IPv6 goes a
+// link-local one: from no other the kernel asks for the MAC of a pod that it
+// forwards a packet to.
+func withLinkLocal(b Bridge) []netip.Prefix {
+	if !slices.ContainsFunc(b.Gateways, isSix) {
+		return b.Gateways
+	}
+	m := b.MAC
+	a := [16]byte{0xfe, 0x80, 8: m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]}
+	return append(slices.Clone(b.Gateways), netip.PrefixFrom(netip.AddrFrom16(a), 64))
 }
 
 // repairLink sets MAC, MTU and flags of an existing link. Failing to is not a
@@ -92,8 +106,9 @@ func (p *planner) hostRoutes(bridge string, all bool) {
 	for _, pod := range p.want.HostRoutes {
 		r := Route{
 			Dst: netip.PrefixFrom(pod, pod.BitLen()), Link: bridge,
-			Type: RouteUnicast, Protocol: RouteProtocol, LinkScope: true,
+			Type: RouteUnicast, Protocol: RouteProtocol, LinkScope: pod.Is4(),
 		}
+		r.Metric = ownMetric(r.Dst)
 		wanted[r.place()] = true
 		scope := func() string { return scopeBridge + "/pod/" + pod.String() }
 		gone := func(have Route) bool { return all && have.Link == bridge }

@@ -25,7 +25,7 @@ func (d Desired) settled(have State) Desired {
 	d.Bridge.Gateways, d.HostRoutes = slices.Clone(d.Bridge.Gateways), slices.Clone(d.HostRoutes)
 	for _, f := range d.Bridge.Former {
 		single := netip.PrefixFrom(f.Gateway.Addr(), f.Gateway.Addr().BitLen())
-		if has(have.Addrs, Addr{d.BridgeName(), single}) {
+		if has(have.Addrs, Addr{Link: d.BridgeName(), Prefix: single}) {
 			d.Bridge.Gateways = append(d.Bridge.Gateways, single)
 			d.HostRoutes = append(d.HostRoutes, f.Pods...)
 		} else {

@@ -31,10 +31,12 @@ rules raw: fill TENURE-RAW with 1 rules, append to PREROUTING "-m comment --comm
 route set unreachable 10.5.0.0/16 metric 4278198272 proto 90
 link add tenure0 bridge mac 0a:58:00:00:03:e8
 link set tenure0 mtu 1450
+sysctl net/ipv6/conf/tenure0/accept_ra = 0
 link set tenure0 up
 addr add 10.5.34.1/24 dev tenure0
 link add tenure.1 vxlan vni 1 port 8472 local 192.0.2.1 dev up0 nolearning mac 0a:58:00:00:00:22 mtu 1450
 fence attach tenure.1
+link set tenure.1 tx-checksum off
 link set tenure.1 up
 addr add 10.5.34.0/32 dev tenure.1
 token allow 0a:58:00:00:00:23 for 10.5.35.0/24
@@ -83,7 +85,7 @@ neigh set 10.5.36.0 lladdr 0a:58:00:00:00:23 dev tenure.1`,
 			damage: nil,
 			want: func() dataplane.Desired {
 				d := node34(peer(35))
-				d.Vxlan.Port = 4789
+				d.Overlays[0].Port = 4789
 				return d
 			}(),
 			ops: `
@@ -91,6 +93,7 @@ rules raw: fill TENURE-RAW with 1 rules
 link del tenure.1
 link add tenure.1 vxlan vni 1 port 4789 local 192.0.2.1 dev up0 nolearning mac 0a:58:00:00:00:22 mtu 1450
 fence attach tenure.1
+link set tenure.1 tx-checksum off
 link set tenure.1 up
 addr add 10.5.34.0/32 dev tenure.1
 token allow 0a:58:00:00:00:23 for 10.5.35.0/24

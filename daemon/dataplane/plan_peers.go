@@ -6,7 +6,9 @@ import (
 	"slices"
 )
 
-func peerScope(subnet netip.Prefix) string { return scopeVxlan + "/peer/" + subnet.String() }
+func peerScope(subnet netip.Prefix) string {
+	return vxlanScope(subnet.Addr()) + "/peer/" + subnet.String()
+}
 
 // peerItems are the kernel objects of one peer.
 type peerItems struct {
@@ -26,39 +28,102 @@ func (dev overlay) items(peer Peer) peerItems {
 		neigh: Neigh{dev.name, base},
 		route: Route{
 			Dst: peer.Subnet, Via: base, Link: dev.name, Type: RouteUnicast,
-			Protocol: RouteProtocol, Onlink: true,
+			Metric: ownMetric(peer.Subnet), Protocol: RouteProtocol, Onlink: true,
 		},
 	}
 }
 
-// peers brings tokens, forwarding entries, neighbours and routes in line.
-func (p *planner) peers(dev overlay) {
+// peers brings tokens, forwarding entries, neighbours and routes in line. A
+// token stands for a tenancy, not for a family, so all of those that a peer has
+// no more go before the first new one comes.
+func (p *planner) peers(devs []overlay) {
+	if len(devs) == 0 && p.want.Uplink == "" && len(p.up.standing) == 0 {
+		return
+	}
 	if p.have.Tokens == nil {
-		p.blocked = "the fence's tokens cannot be read"
+		const why = "the fence's tokens cannot be read"
+		for _, dev := range devs {
+			p.blocked[dev.scope] = why
+		}
+		for _, peer := range p.want.Peers {
+			p.noWay[peer] = why
+		}
 		return
 	}
 	accepted := p.acceptedPeers()
-	p.kept = p.keptPeers(dev, accepted)
-	items := make([]peerItems, 0, len(accepted)+len(p.kept))
-	for _, peer := range slices.Concat(accepted, p.kept) {
-		items = append(items, dev.items(peer))
+	items := make([][]peerItems, len(devs))
+	p.kept = p.keptDirect()
+	wanted := slices.Concat(accepted, p.kept)
+	for _, dev := range devs {
+		kept := p.keptPeers(dev, wanted)
+		p.kept, wanted = append(p.kept, kept...), append(wanted, kept...)
 	}
-	gone := p.replacedTokens(items)
-	dev.odd = p.oddFDB(dev)
-	for _, it := range items {
-		p.setPeer(dev, it)
+	for i, dev := range devs {
+		for _, peer := range wanted {
+			if dev.reaches(peer) {
+				items[i] = append(items[i], dev.items(peer))
+			}
+		}
 	}
-	p.oldPeers(dev, items)
+	p.tokens = tokensOf(slices.DeleteFunc(slices.Clone(wanted), func(peer Peer) bool { return !p.inOverlay(peer) }))
+	gone := p.replacedTokens()
+	direct := p.ways(wanted)
+	for i := range devs {
+		devs[i].odd = p.oddFDB(devs[i])
+		for _, it := range items[i] {
+			p.setPeer(devs[i], it)
+		}
+	}
+	p.setDirect(direct, devs)
+	for i, dev := range devs {
+		p.oldPeers(dev, items[i])
+	}
+	p.oldDirect(p.routed(wanted, devs))
+	if p.want.KeepPeers && len(devs) < len(p.want.Overlays) {
+		return // those of a device that cannot be looked at may be kept ones
+	}
 	for _, mac := range gone {
 		// A scope of its own: nothing that fails before may keep it in.
 		p.add("token/"+mac.String(), DenyToken{mac})
 	}
 }
 
+// reaches says whether the way to a peer may lead through the device.
+func (dev overlay) reaches(peer Peer) bool {
+	return peer.MAC != MAC{} && vxlanScope(peer.Subnet.Addr()) == dev.scope
+}
+
+// inOverlay says whether a peer has a place in an overlay that there should be.
+func (p *planner) inOverlay(peer Peer) bool {
+	return slices.ContainsFunc(p.want.Overlays, func(v Vxlan) bool {
+		return overlay{scope: vxlanScope(v.Local)}.reaches(peer)
+	})
+}
+
+// tokensOf are the tokens of the peers, each with the subnet that it stands
+// for: a peer's first one, where both families have one MAC.
+func tokensOf(peers []Peer) map[MAC]netip.Prefix {
+	tokens := make(map[MAC]netip.Prefix, len(peers))
+	for _, peer := range peers {
+		if first, ok := tokens[peer.MAC]; !ok || peer.Subnet.Compare(first) < 0 {
+			tokens[peer.MAC] = peer.Subnet
+		}
+	}
+	return tokens
+}
+
+// vtep is a VTEP MAC in one family.
+type vtep struct {
+	mac MAC
+	six bool
+}
+
+func (peer Peer) vtep() vtep { return vtep{peer.MAC, peer.Subnet.Addr().Is6()} }
+
 // acceptedPeers are the peers that can be programmed, in order of subnet.
 func (p *planner) acceptedPeers() []Peer {
 	out := make([]Peer, 0, len(p.want.Peers))
-	macs := make(map[MAC]netip.Prefix, len(p.want.Peers))
+	macs := make(map[vtep]netip.Prefix, len(p.want.Peers))
 	taken := newPrefixSet(len(p.want.Peers))
 	for _, peer := range p.want.Peers {
 		taken.expect(peer.Subnet)
@@ -66,7 +131,8 @@ func (p *planner) acceptedPeers() []Peer {
 	for _, peer := range p.want.Peers {
 		own, overlaps := p.ownOverlap(peer.Subnet)
 		other, clash := taken.overlap(peer.Subnet)
-		same, double := macs[peer.MAC]
+		same, double := macs[peer.vtep()]
+		double = double && peer.MAC != MAC{}
 		switch {
 		case overlaps:
 			p.reject(peer, "subnet %s overlaps %s of this node", peer.Subnet, own)
@@ -74,10 +140,10 @@ func (p *planner) acceptedPeers() []Peer {
 			p.reject(peer, "subnet %s overlaps %s of another peer", peer.Subnet, other)
 		case double:
 			p.reject(peer, "VTEP MAC %s is also that of the peer with %s", peer.MAC, same)
-		case peer.PublicIP == p.want.Vxlan.Local:
+		case slices.ContainsFunc(p.want.Overlays, func(v Vxlan) bool { return v.Local == peer.PublicIP }):
 			p.reject(peer, "public address %s is this node's own", peer.PublicIP)
 		default:
-			macs[peer.MAC] = peer.Subnet
+			macs[peer.vtep()] = peer.Subnet
 			taken.add(peer.Subnet)
 			out = append(out, peer)
 		}
@@ -89,8 +155,10 @@ func (p *planner) acceptedPeers() []Peer {
 // ownOverlap returns the prefix on this node that subnet overlaps. A gateway
 // with a host length marks a stranded subnet that belongs to a peer now.
 func (p *planner) ownOverlap(subnet netip.Prefix) (netip.Prefix, bool) {
-	if p.want.Vxlan.Addr.Overlaps(subnet) {
-		return p.want.Vxlan.Addr, true
+	for _, v := range p.want.Overlays {
+		if v.Addr.Overlaps(subnet) {
+			return v.Addr, true
+		}
 	}
 	for _, g := range p.want.Bridge.Gateways {
 		if !g.IsSingleIP() && g.Overlaps(subnet) {
@@ -149,36 +217,55 @@ func (s *prefixSet) overlap(p netip.Prefix) (netip.Prefix, bool) {
 // before any new token, so that never two are in for one subnet; a MAC that
 // changes its subnet is let in again with its peer. The MACs that stand for
 // no peer at all are returned for later.
-func (p *planner) replacedTokens(items []peerItems) (gone []MAC) {
-	wanted := make(map[MAC]netip.Prefix, len(items))
-	subnets := newPrefixSet(len(items))
+func (p *planner) replacedTokens() (gone []MAC) {
+	subnets := newPrefixSet(len(p.tokens))
 	for _, subnet := range p.have.Tokens {
 		subnets.expect(subnet)
 	}
-	for _, it := range items {
-		subnets.expect(it.peer.Subnet)
+	for _, subnet := range p.tokens {
+		subnets.expect(subnet)
 	}
-	for _, it := range items {
-		wanted[it.peer.MAC] = it.peer.Subnet
-		subnets.add(it.peer.Subnet)
+	for _, subnet := range p.tokens {
+		subnets.add(subnet)
 	}
 	for _, mac := range keysThat(p.have.Tokens, compareMACs, func(mac MAC) bool {
-		return wanted[mac] != p.have.Tokens[mac]
+		return p.tokens[mac] != p.have.Tokens[mac]
 	}) {
-		_, keep := wanted[mac]
+		subnet, keep := p.tokens[mac]
 		_, overlaps := subnets.overlap(p.have.Tokens[mac])
-		if overlaps {
+		switch {
+		case keep && overlaps && p.free(subnet, mac):
+			// It stays in, for the peer's other family.
+			p.add("token/"+mac.String(), AllowToken{mac, subnet})
+			p.allowed[mac] = true
+		case overlaps:
 			p.add("token/"+mac.String(), DenyToken{mac})
-		} else if !keep {
+		case !keep:
 			gone = append(gone, mac)
 		}
 	}
 	return gone
 }
 
+// free says that no other MAC is let in for a part of the subnet, and that a MAC
+// which comes to stand for it stood for one of the other family.
+func (p *planner) free(subnet netip.Prefix, mac MAC) bool {
+	if p.have.Tokens[mac].Addr().Is4() == subnet.Addr().Is4() {
+		return false
+	}
+	for other, held := range p.have.Tokens {
+		if other != mac && held.Overlaps(subnet) {
+			return false
+		}
+	}
+	return true
+}
+
 func (p *planner) setPeer(dev overlay, it peerItems) {
-	if dev.attached || p.have.Tokens[it.peer.MAC] != it.peer.Subnet {
-		p.add(it.scope(), AllowToken{it.peer.MAC, it.peer.Subnet})
+	token := p.tokens[it.peer.MAC]
+	if (dev.attached || p.have.Tokens[it.peer.MAC] != token) && !p.allowed[it.peer.MAC] {
+		p.add(it.scope(), AllowToken{it.peer.MAC, token})
+		p.allowed[it.peer.MAC] = true
 	}
 	if odd, ok := dev.odd[it.peer.MAC]; ok {
 		p.add(it.scope(), DelFDB{odd})
@@ -190,11 +277,23 @@ func (p *planner) setPeer(dev overlay, it peerItems) {
 	if dev.fresh || dev.noNeighs || !ok || mac != it.peer.MAC {
 		p.add(it.scope(), SetNeigh{it.neigh, it.peer.MAC})
 	}
-	going := func(r Route) bool {
-		return (dev.fresh || dev.flushed) && r.Link == dev.name || p.leavesBridge(r)
+	if p.directly[it.peer.Subnet] {
+		if !slices.ContainsFunc(p.places[it.route.place()], func(r Route) bool { return r == it.route || r.Protocol != RouteProtocol }) {
+			p.up.fallback = append(p.up.fallback, it.route)
+		}
+		return
 	}
-	if foreign := p.setRoute(it.scope, it.route, going); foreign != nil {
+	if foreign := p.setRoute(it.scope, it.route, p.going([]overlay{dev})); foreign != nil {
 		p.reject(it.peer, "route %s is not ours and in the way", *foreign)
+	}
+}
+
+// going picks the routes that go with something else that this pass does.
+func (p *planner) going(devs []overlay) func(Route) bool {
+	return func(r Route) bool {
+		return p.leavesBridge(r) || slices.ContainsFunc(devs, func(dev overlay) bool {
+			return (dev.fresh || dev.flushed) && r.Link == dev.name
+		})
 	}
 }
 
@@ -208,14 +307,14 @@ func (p *planner) oldPeers(dev overlay, items []peerItems) {
 		routes[it.route.place()], neighs[it.neigh], fdb[it.fdb] = true, true, true
 	}
 	for _, r := range p.routesThat(func(r Route) bool {
-		return ownRoute(r, dev.name) && !routes[r.place()]
+		return ownRoute(r, dev.name) && !routes[r.place()] && !p.directly[r.Dst]
 	}) {
 		p.add(peerScope(r.Dst), DelRoute{r})
 	}
 	for _, n := range keysThat(p.have.Neighs, compareNeighs, func(n Neigh) bool {
 		return n.Link == dev.name && !neighs[n]
 	}) {
-		p.add(scopeVxlan+"/old", DelNeigh{n})
+		p.add(dev.scope+"/old", DelNeigh{n})
 	}
 	p.oldFDB(dev, fdb)
 }
@@ -254,6 +353,6 @@ func (p *planner) oldFDB(dev overlay, wanted map[FDB]bool) {
 		replaced := wantedMACs[f.MAC] && perMAC[f.MAC] == 1
 		return f.Link == dev.name && !wanted[f] && !replaced
 	}) {
-		p.add(scopeVxlan+"/old", DelFDB{f})
+		p.add(dev.scope+"/old", DelFDB{f})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -36,6 +37,8 @@ func drawDesired(t *rapid.T) dataplane.Desired {
 	want := node34(drawPeers(t)...)
 	want.Bridge.Ports = []string{port}
 	want.Masq = rapid.Bool().Draw(t, "masq")
+	want.Clamp = rapid.SampledFrom([]int{0, 1450, 1250}).Draw(t, "clamp")
+	want.Overlays[0].TxChecksum = rapid.Bool().Draw(t, "checksum")
 	want.ForwardAccept = rapid.Bool().Draw(t, "forward")
 	want.KeepPeers = rapid.Bool().Draw(t, "keep peers")
 	if rapid.Bool().Draw(t, "claims") {
@@ -50,24 +53,70 @@ func drawDesired(t *rapid.T) dataplane.Desired {
 	case 3:
 		want.Bridge.Former = []dataplane.Former{{Gateway: prefix("10.5.30.1/24"), Pods: []netip.Addr{addr("10.5.30.7")}}}
 	}
-	switch rapid.IntRange(0, 9).Draw(t, "vxlan") {
-	case 0:
-		want.Vxlan = nil
-	case 1:
-		want.Vxlan.VNI = 2
-	case 2:
-		want.Vxlan.Port = 4789
+	switch rapid.IntRange(0, 3).Draw(t, "families") {
+	case 1, 2:
+		want = withIPv6(want, drawPeers6(t)...)
+	case 3:
+		want.Former = []netip.Prefix{prefix("fd00:5::/48")} // IPv6 was once
 	}
+	change := rapid.IntRange(0, 9).Draw(t, "vxlan")
+	which := rapid.IntRange(0, len(want.Overlays)-1).Draw(t, "which")
+	switch change {
+	case 0:
+		want.Overlays = nil
+	case 1:
+		want.Overlays[which].VNI = 2
+	case 2:
+		want.Overlays[which].Port = 4789
+	}
+	drawPaths(t, &want)
 	return want
+}
+
+// drawPeers6 draws the same for the second family; the MACs may be those of
+// the first.
+func drawPeers6(t *rapid.T) []dataplane.Peer {
+	subnets := []string{"fd00:5:0:1e::/64", "fd00:5:0:22::/64", "fd00:5:0:23::/64", "fd00:5:0:24::/64", "fd00:5:0:24::/63"}
+	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) dataplane.Peer {
+		return dataplane.Peer{
+			Subnet:   prefix(rapid.SampledFrom(subnets).Draw(t, "subnet")),
+			PublicIP: addr(fmt.Sprintf("2001:db8::%d", rapid.IntRange(1, 5).Draw(t, "host"))),
+			MAC:      mac(rapid.IntRange(100, 108).Draw(t, "mac")),
+		}
+	}), 0, 4).Draw(t, "peers6")
+}
+
+// drawPaths draws which peers are reached without the overlay, and whether there
+// is one at all.
+func drawPaths(t *rapid.T, want *dataplane.Desired) {
+	if len(want.Overlays) == 0 || rapid.Bool().Draw(t, "overlay only") {
+		return
+	}
+	want.Uplink = underlay
+	for i := range want.Peers {
+		want.Peers[i].Direct = rapid.Bool().Draw(t, "direct")
+	}
+	if rapid.IntRange(0, 2).Draw(t, "host-gw") == 0 {
+		want.Overlays = nil
+		for i := range want.Peers {
+			want.Peers[i].Direct, want.Peers[i].MAC = true, dataplane.MAC{}
+		}
+	}
 }
 
 // drawDamage draws a change that somebody else might make.
 func drawDamage(t *rapid.T) dataplane.Change {
-	link := rapid.SampledFrom([]string{overlay, bridge, "tenure.2"}).Draw(t, "link")
+	link := rapid.SampledFrom([]string{overlay, overlay6, bridge, "tenure.2"}).Draw(t, "link")
 	subnet := prefix(rapid.SampledFrom([]string{"10.5.30.0/24", "10.5.35.0/24", "10.5.36.0/24", "10.5.77.0/24"}).Draw(t, "subnet"))
 	m := mac(rapid.IntRange(100, 108).Draw(t, "mac"))
 	route := dataplane.Route{
 		Dst: subnet, Via: subnet.Addr(), Link: link, Type: "unicast", Protocol: dataplane.RouteProtocol, Onlink: true,
+	}
+	route6 := dataplane.Route{
+		Dst: prefix("fd00:5:0:23::/64"), Via: addr("fd00:5:0:23::"), Link: link, Type: "unicast", Metric: 1024, Protocol: dataplane.RouteProtocol, Onlink: true,
+	}
+	plain := dataplane.Route{
+		Dst: subnet, Via: addr("192.0.2.4"), Link: underlay, Type: "unicast", Protocol: dataplane.RouteProtocol, Onlink: true,
 	}
 	foreign := dataplane.Route{Dst: subnet, Link: underlay, Type: "unicast", Protocol: protocolForeign}
 	fdb := dataplane.FDB{Link: link, MAC: m, Dst: addr("192.0.2.4")}
@@ -80,12 +129,15 @@ func drawDamage(t *rapid.T) dataplane.Change {
 		dataplane.SetUp{Link: link},
 		dataplane.SetMAC{Link: link, MAC: m},
 		dataplane.SetMTU{Link: link, MTU: 1300},
+		dataplane.SetTxChecksum{Link: overlay, On: rapid.Bool().Draw(t, "on")},
 		dataplane.AddAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("10.5.34.99/24")}},
 		dataplane.AddAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("198.51.100.1/24")}},
 		dataplane.DelAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("10.5.34.1/24")}},
 		dataplane.DelAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("10.5.34.0/32")}},
 		dataplane.SetRoute{Route: route, Replace: true},
 		dataplane.SetRoute{Route: foreign},
+		dataplane.SetRoute{Route: plain, Replace: true},
+		dataplane.DelRoute{Route: plain},
 		dataplane.DelRoute{Route: route},
 		dataplane.SetFDB{FDB: fdb},
 		dataplane.DelFDB{FDB: fdb},
@@ -93,6 +145,15 @@ func drawDamage(t *rapid.T) dataplane.Change {
 		dataplane.DelNeigh{Neigh: neigh},
 		dataplane.AllowToken{MAC: m, Subnet: subnet},
 		dataplane.DenyToken{MAC: m},
+		dataplane.DelAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("fd00:5:0:22::1/64")}},
+		dataplane.AddAddr{Addr: dataplane.Addr{Link: link, Prefix: prefix("fd00:5:0:22::1/128")}},
+		dataplane.SetRoute{Route: route6, Replace: true},
+		dataplane.DelRoute{Route: route6},
+		dataplane.DelNeigh{Neigh: dataplane.Neigh{Link: link, Addr: route6.Dst.Addr()}},
+		dataplane.SetFDB{FDB: dataplane.FDB{Link: link, MAC: m, Dst: addr("2001:db8::4")}},
+		dataplane.AllowToken{MAC: m, Subnet: route6.Dst},
+		dataplane.SetSysctl{Path: fakekernel.IPForward6, Value: "0"},
+		dataplane.SetRules{Six: true, Tables: []dataplane.TableEdit{fill}},
 		dataplane.SetSysctl{Path: fakekernel.IPForward, Value: "0"},
 		dataplane.SetRules{Tables: []dataplane.TableEdit{fill}},
 		dataplane.SetRules{Tables: []dataplane.TableEdit{jump}},
@@ -101,7 +162,7 @@ func drawDamage(t *rapid.T) dataplane.Change {
 
 // drawSetting draws what somebody might set beside what we set.
 func drawSetting(t *rapid.T) func(*dataplane.State) {
-	name := rapid.SampledFrom([]string{overlay, bridge, port}).Draw(t, "link")
+	name := rapid.SampledFrom([]string{overlay, overlay6, bridge, port}).Draw(t, "link")
 	onLink := func(f func(*dataplane.Link)) func(*dataplane.State) {
 		return func(s *dataplane.State) {
 			if _, ok := s.Links[name]; ok {
@@ -172,11 +233,14 @@ func drawWorld(t *rapid.T) world {
 	if rapid.Bool().Draw(t, "fence lost") {
 		w.guard.Detach(w.read().Links[overlay].Index)
 	}
+	if rapid.Bool().Draw(t, "uplink's fence lost") {
+		w.guard.Detach(w.read().Links[underlay].Index)
+	}
 	return w
 }
 
 func (w world) read() dataplane.State {
-	s, err := w.kernel.Read(context.Background(), true)
+	s, err := w.kernel.Read(context.Background(), dataplane.Families{V4: true, V6: true})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -203,11 +267,38 @@ func TestPlanConvergesInOnePass(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w, want := drawWorld(t), drawDesired(t)
 		first := w.pass(want, nil)
-		if second := w.pass(want, nil); len(second) > 0 {
+		second := w.pass(want, nil)
+		if len(second) > 0 && onlyDetaches(second) {
+			second = w.pass(want, nil)
+		}
+		if len(second) > 0 {
 			t.Fatalf("second pass:\n%s\nfirst pass:\n%s", text(second), text(first))
 		}
 		w.requireWhole(want)
 	})
+}
+
+// onlyDetaches is true of what is left for a second pass: the fence leaves an
+// uplink once no direct route has been seen there.
+func onlyDetaches(ops []dataplane.Op) bool {
+	return !slices.ContainsFunc(ops, func(op dataplane.Op) bool {
+		_, ok := op.Change.(dataplane.DetachUplink)
+		return !ok
+	})
+}
+
+// openUplink is a direct route that leads through a link without the fence.
+func openUplink(s dataplane.State) string {
+	for r := range s.Routes {
+		if isDirect(r) && !s.Uplinks[r.Link] {
+			return r.String()
+		}
+	}
+	return ""
+}
+
+func isDirect(r dataplane.Route) bool {
+	return r.Protocol == dataplane.RouteProtocol && r.Type == "unicast" && r.Via.IsValid() && r.Link == underlay
 }
 
 // requireWhole is a second opinion on what the kernel has to hold for the
@@ -215,26 +306,39 @@ func TestPlanConvergesInOnePass(t *testing.T) {
 func (w world) requireWhole(want dataplane.Desired) {
 	s := w.read()
 	for name, l := range s.Links {
-		if odd := oddOf(l); odd != "" && name != underlay && (want.Vxlan != nil || l.Kind != dataplane.KindVxlan) {
+		if odd := oddOf(l); odd != "" && name != underlay && (len(want.Overlays) > 0 || l.Kind != dataplane.KindVxlan) {
 			w.t.Fatalf("%s is left with %s", name, odd)
 		}
 		if l.Kind == dataplane.KindVxlan && l.Up && !s.Fenced[name] {
 			w.t.Fatalf("%s is up, fenced %v", name, s.Fenced)
 		}
 	}
+	if open := openUplink(s); open != "" {
+		w.t.Fatalf("%s without the fence", open)
+	}
+	if _, ok := s.Uplinks[underlay]; want.Held() && ok != (want.Uplink != "") {
+		w.t.Fatalf("the fence is on %v, wanted on %q", s.Uplinks, want.Uplink)
+	}
 	_, conflicts := dataplane.Plan(want, s)
-	if want.Vxlan == nil {
+	w.requireDirect(want, s, conflicts)
+	if len(want.Overlays) == 0 {
 		return
 	}
-	name := want.VxlanName()
-	if l := s.Links[name]; !l.Up || !s.Fenced[name] || l.MAC != want.Vxlan.MAC {
-		w.t.Fatalf("device %+v, fenced %v", l, s.Fenced)
+	for _, v := range want.Overlays {
+		name := v.DeviceName(want.Name)
+		if l := s.Links[name]; !l.Up || !s.Fenced[name] || l.MAC != v.MAC {
+			w.t.Fatalf("device %+v, fenced %v", l, s.Fenced)
+		}
+		if on, ok := s.TxChecksum[name]; !ok || on != v.TxChecksum {
+			w.t.Fatalf("checksums %v, want %t", s.TxChecksum, v.TxChecksum)
+		}
 	}
 	for _, p := range want.Peers {
 		if slices.ContainsFunc(conflicts, func(c dataplane.Conflict) bool { return c.Peer == p.Subnet }) {
 			continue
 		}
-		if missing := missingOf(s, name, p, true); missing != "" {
+		_, name := overlayOf(want, p.Subnet.Addr().Is6())
+		if missing := missingOf(s, name, p, !p.Direct); missing != "" {
 			w.t.Fatalf("peer %v has no %s", p, missing)
 		}
 	}
@@ -243,6 +347,24 @@ func (w world) requireWhole(want dataplane.Desired) {
 			if a != b && subnet.Overlaps(other) {
 				w.t.Fatalf("tokens %s and %s are both in for %s", a, b, subnet)
 			}
+		}
+	}
+}
+
+// requireDirect wants the plain route of each peer that shall have one, and no
+// vxlan device where there is no other peer.
+func (w world) requireDirect(want dataplane.Desired, s dataplane.State, conflicts []dataplane.Conflict) {
+	for _, p := range want.Peers {
+		r := dataplane.Route{Dst: p.Subnet, Via: p.PublicIP, Link: underlay, Type: "unicast", Metric: metricOf(p), Protocol: 90, Onlink: true}
+		_, ok := s.Routes[r]
+		inTheWay := slices.ContainsFunc(conflicts, func(c dataplane.Conflict) bool { return c.Peer == p.Subnet })
+		if want.Uplink != "" && p.Direct && !ok && !inTheWay {
+			w.t.Fatalf("peer %v has no direct route", p)
+		}
+	}
+	for name, l := range s.Links {
+		if want.Uplink != "" && len(want.Overlays) == 0 && l.Kind == dataplane.KindVxlan {
+			w.t.Fatalf("%s is left", name)
 		}
 	}
 }
@@ -262,9 +384,18 @@ func oddOf(l dataplane.Link) string {
 	return l.Tunnel.Odd
 }
 
+// metricOf is that of the routes to a peer.
+func metricOf(p dataplane.Peer) uint32 {
+	if p.Subnet.Addr().Is6() {
+		return 1024
+	}
+	return 0
+}
+
 func missingOf(s dataplane.State, link string, p dataplane.Peer, route bool) string {
 	base := p.Subnet.Addr()
-	if s.Tokens[p.MAC] != p.Subnet {
+	// One of both families is let in for the subnet of the first.
+	if token := s.Tokens[p.MAC]; token != p.Subnet && (base.Is4() || !token.IsValid() || token.Addr().Is6()) {
 		return "token"
 	}
 	if _, ok := s.FDB[dataplane.FDB{Link: link, MAC: p.MAC, Dst: p.PublicIP}]; !ok {
@@ -273,7 +404,7 @@ func missingOf(s dataplane.State, link string, p dataplane.Peer, route bool) str
 	if s.Neighs[dataplane.Neigh{Link: link, Addr: base}] != p.MAC {
 		return "neighbour"
 	}
-	r := dataplane.Route{Dst: p.Subnet, Via: base, Link: link, Type: "unicast", Protocol: 90, Onlink: true}
+	r := dataplane.Route{Dst: p.Subnet, Via: base, Link: link, Type: "unicast", Metric: metricOf(p), Protocol: 90, Onlink: true}
 	if _, ok := s.Routes[r]; route && !ok {
 		return "route"
 	}
@@ -284,6 +415,9 @@ func TestPlanIsSafeAfterEachChange(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w, want := drawWorld(t), drawDesired(t)
 		w.pass(want, func(op dataplane.Op, before, after dataplane.State) {
+			if open := openUplink(after); open != "" && openUplink(before) == "" {
+				t.Fatalf("%s: %s without the fence", op, open)
+			}
 			switch c := op.Change.(type) {
 			case dataplane.SetUp:
 				if after.Links[c.Link].Kind == dataplane.KindVxlan && !after.Fenced[c.Link] {
@@ -294,7 +428,9 @@ func TestPlanIsSafeAfterEachChange(t *testing.T) {
 				if want.KeepPeers {
 					peers = slices.Concat(peers, peersIn(before, c.Route.Link))
 				}
-				requireFor(t, op, before, c.Route, peers)
+				if !isDirect(c.Route) {
+					requireFor(t, op, before, c.Route, peers)
+				}
 			case dataplane.AllowToken:
 				for other, subnet := range after.Tokens {
 					if other != c.MAC && subnet.Overlaps(c.Subnet) {
@@ -333,7 +469,11 @@ func TestPlanCanStopAnywhere(t *testing.T) {
 			}
 		}
 		w.pass(want, nil)
-		if again := w.pass(want, nil); len(again) > 0 {
+		again := w.pass(want, nil)
+		if onlyDetaches(again) {
+			again = w.pass(want, nil)
+		}
+		if len(again) > 0 {
 			t.Fatalf("still writes:\n%s", text(again))
 		}
 		w.requireWhole(want)
@@ -345,20 +485,34 @@ func TestPlanIsMinimal(t *testing.T) {
 		guard := &fakekernel.Guard{}
 		w := world{t, fakekernel.New(guard, underlay), guard}
 		peers := []dataplane.Peer{peer(35), peer(36), peer(37), peer(38)}
-		w.pass(node34(peers...), nil)
+		want := func() dataplane.Desired { return node34(peers...) }
+		if rapid.Bool().Draw(t, "both families") {
+			peers = append(peers, peer6(35), peer6(36), peer6(37))
+			want = func() dataplane.Desired { return withIPv6(node34(peers...)) }
+		}
+		w.pass(want(), nil)
 		peers = slices.Clone(peers)
 		i := rapid.IntRange(0, len(peers)-1).Draw(t, "which")
+		six := peers[i].Subnet.Addr().Is6()
 		switch rapid.IntRange(0, 2).Draw(t, "how") {
 		case 0:
 			peers[i].MAC = mac(500)
 		case 1:
 			peers[i].PublicIP = addr("192.0.2.200")
+			if six {
+				peers[i].PublicIP = addr("2001:db8::200")
+			}
 		case 2:
 			peers = slices.Delete(peers, i, i+1)
 		}
-		ops := w.pass(node34(peers...), nil)
-		if len(ops) == 0 || len(ops) > 5 {
+		ops := w.pass(want(), nil)
+		if len(ops) == 0 || len(ops) > 6 {
 			t.Fatalf("one peer changed, wrote\n%s", text(ops))
+		}
+		for _, op := range ops {
+			if op.Kind() != "token" && strings.Contains(op.String(), " dev tenure6.1") != six {
+				t.Fatalf("one family of a peer changed (IPv6: %t), wrote\n%s", six, text(ops))
+			}
 		}
 	})
 }
@@ -373,7 +527,9 @@ func TestPlanLeavesOthersAlone(t *testing.T) {
 				}
 			}
 			for a := range s.Addrs {
-				if !want.Network.Contains(a.Prefix.Addr()) && a.Link == bridge {
+				ip := a.Prefix.Addr()
+				ours := func(n netip.Prefix) bool { return n.Contains(ip) }
+				if !slices.ContainsFunc(slices.Concat(want.Networks, want.Former), ours) && !ip.IsLinkLocalUnicast() && a.Link == bridge {
 					out = append(out, a.String())
 				}
 			}

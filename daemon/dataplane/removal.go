@@ -8,15 +8,22 @@ import (
 )
 
 // Removal returns what takes everything of an instance out of the kernel, in
-// order: rules, overlay, bridge, routes. What hangs on a device goes with it.
+// order: rules, overlay, bridge, routes, the fence on the uplink. What hangs on
+// a device goes with it.
 // The ends of pods' interfaces stay, as does forwarding, which others may rely
-// on. Of the unreachable routes only that of network is known to be this
-// instance's; without a network they are left. It is pure.
-func Removal(instance string, network netip.Prefix, have State) (ops []Op, left []Conflict) {
+// on. Of the unreachable routes only those of networks are known to be this
+// instance's; without a network of their family they are left. It is pure.
+func Removal(instance string, networks []netip.Prefix, have State) (ops []Op, left []Conflict) {
 	add := func(scope string, c Change) { ops = append(ops, Op{Scope: scope, Change: c}) }
-	if have.Rules != nil {
-		if edits := noRules(instance, *have.Rules); len(edits) > 0 {
-			add(scopeRules, SetRules{edits})
+	for _, rules := range []struct {
+		six  bool
+		have *Rules
+	}{{false, have.Rules}, {true, have.Rules6}} {
+		if rules.have == nil {
+			continue
+		}
+		if edits := noRules(instance, *rules.have); len(edits) > 0 {
+			add(scopeRules, SetRules{Six: rules.six, Tables: edits})
 		}
 	}
 	bridge := bridgeName(instance)
@@ -33,16 +40,27 @@ func Removal(instance string, network netip.Prefix, have State) (ops []Op, left 
 		}
 		add(scopeVxlan+"/"+name, DelLink{name})
 	}
+	led := map[string]bool{} // devices that direct routes have been seen through
 	slices.SortStableFunc(ops, func(a, b Op) int { return rankOfRemoval(a, bridge) - rankOfRemoval(b, bridge) })
 	for _, r := range keysThat(have.Routes, compareRoutes, func(r Route) bool {
-		return r.Protocol == RouteProtocol && r.Type == RouteUnreachable
+		direct := r.leadsDirectly() && r.Link != bridge && !ourVxlan(instance, r.Link)
+		return r.Protocol == RouteProtocol && r.Type == RouteUnreachable || direct
 	}) {
+		sameFamily := func(n netip.Prefix) bool { return n.Addr().Is4() == r.Dst.Addr().Is4() }
 		switch {
-		case !network.IsValid():
+		case r.Type == RouteUnicast && !slices.ContainsFunc(networks, sameFamily):
+			// The fence stays too then, which is shut.
+			led[r.Link] = true
+			fallthrough
+		case !slices.ContainsFunc(networks, sameFamily):
 			left = append(left, Conflict{What: "route", Text: fmt.Sprintf("%s is left: whose it is, is not known without the pod network", r)})
-		case network.Overlaps(r.Dst):
+		case slices.ContainsFunc(networks, r.Dst.Overlaps):
+			led[r.Link] = true
 			add(scopeNetwork, DelRoute{r})
 		}
+	}
+	for _, link := range keysThat(have.Uplinks, strings.Compare, func(link string) bool { return !led[link] }) {
+		add(uplinkScope(link), DetachUplink{link})
 	}
 	return ops, left
 }

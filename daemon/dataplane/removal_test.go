@@ -9,7 +9,7 @@ import (
 
 // TestRemoval takes what is the instance's, in order, and nothing of others.
 func TestRemoval(t *testing.T) {
-	network := netip.MustParsePrefix("10.5.0.0/16")
+	networks := []netip.Prefix{netip.MustParsePrefix("10.5.0.0/16")}
 	unreachable := func(dst string) Route {
 		return Route{Dst: netip.MustParsePrefix(dst), Type: RouteUnreachable, Metric: UnreachableMetric, Protocol: RouteProtocol}
 	}
@@ -34,15 +34,15 @@ link del tenure.1
 link del tenure.7
 link del tenure0
 route del unreachable 10.5.0.0/16 metric 4278198272 proto 90`
-	ops, left := Removal("tenure", network, have)
+	ops, left := Removal("tenure", networks, have)
 	if got := lines(ops); got != want || len(left) != 0 {
 		t.Errorf("removal:\n%s\nwant\n%s\nleft %v", got, want, left)
 	}
-	ops, left = Removal("tenure", netip.Prefix{}, have)
+	ops, left = Removal("tenure", nil, have)
 	if strings.Contains(lines(ops), "route") || len(left) != 2 {
 		t.Errorf("without a network:\n%s\nleft %v", lines(ops), left)
 	}
-	ops, left = Removal("tenure", network, State{Links: map[string]Link{"tenure0": {Kind: "dummy"}, "tenure.1": {Kind: "dummy"}}})
+	ops, left = Removal("tenure", networks, State{Links: map[string]Link{"tenure0": {Kind: "dummy"}, "tenure.1": {Kind: "dummy"}}})
 	if len(ops) != 0 || len(left) != 2 {
 		t.Errorf("devices of others with our names:\n%s\nleft %v", lines(ops), left)
 	}

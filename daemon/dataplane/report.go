@@ -18,6 +18,8 @@ const (
 	PeerPending PeerState = "pending"
 	// PeerConflict: something of others is in the way.
 	PeerConflict PeerState = "conflict"
+	// PeerUnreachable: nothing leads to it from here.
+	PeerUnreachable PeerState = "unreachable"
 )
 
 // PeerReport is the standing of one peer.
@@ -25,6 +27,8 @@ type PeerReport struct {
 	Peer   Peer
 	State  PeerState
 	Reason string
+	// Direct: what leads to it is a plain route.
+	Direct bool
 }
 
 // Report is the outcome of the latest pass, and counts since the start.
@@ -82,8 +86,10 @@ func peerReports(p *planner, peers []Peer, failed []failure) []PeerReport {
 	why := p.pendingReasons(failed)
 	out := make([]PeerReport, 0, len(peers))
 	for _, peer := range peers {
-		r := PeerReport{Peer: peer, State: PeerProgrammed}
-		if reason, rejected := p.rejected[peer]; rejected {
+		r := PeerReport{Peer: peer, State: PeerProgrammed, Direct: p.directly[peer.Subnet]}
+		if p.far[peer] {
+			r.State, r.Reason = PeerUnreachable, p.noWay[peer]
+		} else if reason, rejected := p.rejected[peer]; rejected {
 			r.State, r.Reason = PeerConflict, reason
 		} else if reason := why(peer); reason != "" {
 			r.State, r.Reason = PeerPending, reason
@@ -102,19 +108,27 @@ func (p *planner) pendingReasons(failed []failure) func(Peer) string {
 			failures[f.op.Scope] = fmt.Sprintf("%s: %v", f.op, f.err)
 		}
 	}
-	if len(p.ops) == 0 { // then nothing failed either
-		return func(Peer) string { return p.blocked }
-	}
 	planned := make(map[string]Op, len(p.ops))
 	for _, op := range p.ops {
 		planned[op.Scope] = op
 	}
 	return func(peer Peer) string {
-		own := peerScope(peer.Subnet)
-		if why := cmp.Or(p.blocked, failures[scopeVxlan], failures[own]); why != "" {
+		if why := p.noWay[peer]; why != "" {
 			return why
 		}
-		for _, scope := range []string{own, scopeVxlan} {
+		device := vxlanScope(peer.Subnet.Addr())
+		scopes := []string{peerScope(peer.Subnet), device}
+		blocked := p.blocked[device]
+		if p.directly[peer.Subnet] {
+			scopes, blocked = []string{p.up.peerScope(peer.Subnet), p.up.scope()}, ""
+		}
+		if len(p.ops) == 0 || blocked != "" { // then nothing failed either
+			return blocked
+		}
+		if why := cmp.Or(failures[scopes[1]], failures[scopes[0]]); why != "" {
+			return why
+		}
+		for _, scope := range scopes {
 			if op, ok := planned[scope]; ok {
 				return "being programmed: " + op.String()
 			}

@@ -39,6 +39,14 @@ func (r Rules) Clone() Rules {
 	return r
 }
 
+func cloneRules(r *Rules) *Rules {
+	if r == nil {
+		return nil
+	}
+	c := r.Clone()
+	return &c
+}
+
 func cloneLists(m map[Chain][]string) map[Chain][]string {
 	m = maps.Clone(m)
 	for k, v := range m {
@@ -125,6 +133,7 @@ func ourChains(instance string) []ourChain {
 	prefix := strings.ToUpper(instance) + "-"
 	return []ourChain{
 		{Chain{"raw", prefix + "RAW"}, []string{"PREROUTING", "OUTPUT"}},
+		{Chain{"mangle", prefix + "MSS"}, []string{"FORWARD"}},
 		{Chain{"nat", prefix + "MASQ"}, []string{"POSTROUTING"}},
 		{Chain{"filter", prefix + "FWD"}, []string{"FORWARD"}},
 	}
@@ -132,34 +141,60 @@ func ourChains(instance string) []ourChain {
 
 // rulesWish is all of a Desired that its rules depend on.
 type rulesWish struct {
+	families                             Families
 	name                                 string
 	networks                             string
-	port                                 int // of the overlay, 0 without one
+	ports                                string // of the overlays
+	held                                 bool
+	clamp                                int
 	masq, masqRandomFully, forwardAccept bool
 }
 
 func (d Desired) rulesWish() rulesWish {
-	w := rulesWish{name: d.Name, networks: fmt.Sprint(d.podNetworks()), masq: d.Masq, masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept}
-	if d.Vxlan != nil {
-		w.port = d.Vxlan.Port
+	w := rulesWish{
+		families: d.families(), name: d.Name, networks: fmt.Sprint(d.Networks, d.Outside),
+		masq: d.Masq, held: d.Held(), clamp: d.Clamp, masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept,
+	}
+	for _, v := range d.Overlays {
+		w.ports += fmt.Sprint(v.Local.Is6(), v.Port, ";")
 	}
 	return w
 }
 
-// podNetworks are where pods of this node, or of others, have their addresses.
-func (d Desired) podNetworks() []netip.Prefix {
-	return append([]netip.Prefix{d.Network}, d.Outside...)
+// podNetworks are where pods of this node, or of others, have their addresses
+// of a family.
+func (d Desired) podNetworks(six bool) []netip.Prefix {
+	var all []netip.Prefix
+	for _, p := range slices.Concat(d.Networks, d.Outside) {
+		if p.Addr().Is6() == six {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
-// wantChains are the rules of the chains that shall exist. Rules that only
-// let traffic fall back to the base chain use RETURN, never ACCEPT, so that
-// those of others behind them still see it.
-func wantChains(want Desired, have Rules) map[string][]string {
+// overlay is the vxlan device of a family, nil if there is none.
+func (d Desired) overlay(six bool) *Vxlan {
+	for i, v := range d.Overlays {
+		if v.Local.Is6() == six {
+			return &d.Overlays[i]
+		}
+	}
+	return nil
+}
+
+// wantChains are the rules of the chains that shall exist in a family. Rules
+// that only let traffic fall back to the base chain use RETURN, never ACCEPT,
+// so that those of others behind them still see it.
+func wantChains(want Desired, six bool, have Rules) map[string][]string {
 	out := map[string][]string{}
-	for _, from := range want.podNetworks() {
+	for _, from := range want.podNetworks(six) {
 		net := from.String()
 		if want.Masq {
-			out["nat"] = append(out["nat"], masqRules(net, want, have)...)
+			out["nat"] = append(out["nat"], masqRules(from, want, have)...)
+		}
+		if want.Clamp > 0 {
+			out["mangle"] = append(out["mangle"], clampRules(from, want.Clamp)...)
 		}
 		if want.ForwardAccept {
 			out["filter"] = append(out["filter"],
@@ -167,24 +202,52 @@ func wantChains(want Desired, have Rules) map[string][]string {
 				rule("-d "+net, "to pods", "ACCEPT"))
 		}
 	}
-	if want.Vxlan != nil && have.NoTrackFault == "" {
-		match := fmt.Sprintf("-p udp -m udp --dport %d", want.Vxlan.Port)
+	if v := want.overlay(six); v != nil && have.NoTrackFault == "" {
+		match := fmt.Sprintf("-p udp -m udp --dport %d", v.Port)
 		out["raw"] = []string{rule(match, "outer packets of the overlay", "CT --notrack")}
 	}
 	return out
 }
 
-// masqRules masquerade what leaves the pod networks from one of them.
-func masqRules(net string, want Desired, have Rules) []string {
+// tcpOverhead is what IP and TCP headers without options take of a packet, in
+// bytes.
+func tcpOverhead(six bool) int {
+	if six {
+		return 60
+	}
+	return 40
+}
+
+// clampRules lower the segments that both ends of a pod's connection may send:
+// to what the routes take, both ways, and to what fits the largest packet. The
+// latter is for pods that have a larger MTU than pods get now, and for ways that
+// lose more than that in silence, which no route knows of. Neither raises any.
+func clampRules(net netip.Prefix, largest int) []string {
 	var rules []string
-	for _, to := range want.podNetworks() {
+	for _, match := range []string{"-s " + net.String(), "-d " + net.String()} {
+		match += " -p tcp -m tcp --tcp-flags SYN,RST SYN"
+		rules = append(rules,
+			rule(match, "segments as the route takes", "TCPMSS --clamp-mss-to-pmtu"),
+			rule(match, "segments as pods get them", fmt.Sprintf("TCPMSS --set-mss %d", max(largest-tcpOverhead(net.Addr().Is6()), 1))))
+	}
+	return rules
+}
+
+// masqRules masquerade what leaves the pod networks from one of them.
+func masqRules(from netip.Prefix, want Desired, have Rules) []string {
+	net, multicast := from.String(), "224.0.0.0/4"
+	if from.Addr().Is6() {
+		multicast = "ff00::/8"
+	}
+	var rules []string
+	for _, to := range want.podNetworks(from.Addr().Is6()) {
 		rules = append(rules, rule("-s "+net+" -d "+to.String(), "pods keep their address among themselves", "RETURN"))
 	}
 	masq := rule("-s "+net, "what leaves the pod network", "MASQUERADE")
 	if want.MasqRandomFully && have.RandomFully {
 		masq += " --random-fully"
 	}
-	return append(rules, rule("-s "+net+" -d 224.0.0.0/4", "multicast keeps its source", "RETURN"), masq)
+	return append(rules, rule("-s "+net+" -d "+multicast, "multicast keeps its source", "RETURN"), masq)
 }
 
 // rule writes a rule in the order and spelling of iptables-save.
@@ -200,12 +263,12 @@ func rule(match, comment, target string) string {
 // base chain. A jump stands wherever it is found: it is appended, so chains
 // that were ahead of it stay ahead, and moving it would start a fight with
 // others who also want to be last.
-func planRules(want Desired, have Rules) []TableEdit {
+func planRules(want Desired, six bool, have Rules) []TableEdit {
 	var edits []TableEdit
-	rules := wantChains(want, have)
+	rules := wantChains(want, six, have)
 	for _, c := range ourChains(want.Name) {
-		if c.chain.Table == "raw" && want.Vxlan == nil {
-			continue
+		if c.chain.Table == "raw" && want.overlay(six) == nil && (!want.Held() || want.Uplink == "" && len(want.podNetworks(six)) > 0) {
+			continue // an overlay that stands from before may need it
 		}
 		wanted, on := rules[c.chain.Table]
 		edit := planChain(c, wanted, on, have)

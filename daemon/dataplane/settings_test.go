@@ -57,7 +57,7 @@ func link(name string, f func(*dataplane.Link)) func(*dataplane.State) {
 }
 
 func oddTunnel(script, odd string) damage {
-	return damage{"ip link set tenure.1 type vxlan " + script, link(overlay, func(l *dataplane.Link) { l.Tunnel.Odd = odd }), 13}
+	return damage{"ip link set tenure.1 type vxlan " + script, link(overlay, func(l *dataplane.Link) { l.Tunnel.Odd = odd }), 14}
 }
 
 func vxlanSettings(t *testing.T, m *machine) {
@@ -68,9 +68,9 @@ func vxlanSettings(t *testing.T, m *machine) {
 		oddTunnel("df set", "df 1"),
 		oddTunnel("remote 192.0.2.77", "group 1"),
 		damage{"ip link set tenure.1 type vxlan learning",
-			link(overlay, func(l *dataplane.Link) { l.Tunnel.Learning = true }), 13},
+			link(overlay, func(l *dataplane.Link) { l.Tunnel.Learning = true }), 14},
 		damage{"ip link set tenure.1 type vxlan local 192.0.2.9",
-			link(overlay, func(l *dataplane.Link) { l.Tunnel.Local = addr("192.0.2.9") }), 13},
+			link(overlay, func(l *dataplane.Link) { l.Tunnel.Local = addr("192.0.2.9") }), 14},
 		damage{"ip link set tenure.1 protodown on",
 			link(overlay, func(l *dataplane.Link) { l.ProtoDown = true }), 1},
 		damage{"ip link set tenure.1 protodown_reason 3 on; ip link set tenure.1 protodown on",

@@ -17,11 +17,14 @@ const (
 // State is what the kernel holds, as far as it matters here. Everything in it
 // was read in one go; nothing is remembered.
 type State struct {
+	// IPv6 says that the kernel has IPv6. Without it nothing of that family is
+	// asked of it.
+	IPv6 bool
 	// Links are all links of the namespace, by name.
 	Links map[string]Link
-	// Addrs are the IPv4 addresses of our devices.
+	// Addrs are the addresses of our devices.
 	Addrs map[Addr]struct{}
-	// Routes are the IPv4 routes of the main table, and of the local table those
+	// Routes are the routes of the main table, and of the local table those
 	// to addresses of our devices.
 	Routes map[Route]struct{}
 	// FDB are the static forwarding entries of our vxlan devices.
@@ -31,14 +34,22 @@ type State struct {
 	// Fenced says of each of our vxlan devices whether the fence's current
 	// program is attached both ways. A missing device means "not known".
 	Fenced map[string]bool
+	// Uplinks are the devices of the host that bear the fence in its form for
+	// one, or bore it, each with whether the fence's current program is attached
+	// both ways. nil means that it could not be read.
+	Uplinks map[string]bool
+	// TxChecksum says of each of our vxlan devices whether checksums of what it
+	// sends are left to the hardware. A missing device means "not known".
+	TxChecksum map[string]bool
 	// Tokens are the VTEP MACs that the fence lets in, with their subnet.
 	// nil means that they could not be read.
 	Tokens map[MAC]netip.Prefix
 	// Sysctls are values under /proc/sys, by path. A missing one was not
 	// readable or belongs to a link that does not exist.
 	Sysctls map[string]string
-	// Rules is nil when the rules were not asked for or could not be read.
-	Rules *Rules
+	// Rules and Rules6 are those of IPv4 and of IPv6, nil when they were not
+	// asked for or could not be read.
+	Rules, Rules6 *Rules
 	// Faults are parts that could not be read; Plan leaves those parts alone.
 	Faults []Fault
 }
@@ -89,10 +100,20 @@ type Tunnel struct {
 	Odd string
 }
 
+// six says that the outer packets are of IPv6.
+func (t Tunnel) six() bool { return t.Local.Is6() || strings.Contains(t.Odd, oddGroup6) }
+
+// oddGroup6 begins the oddity of a device whose outer packets go to a group of
+// IPv6.
+const oddGroup6 = "group6"
+
 // Addr is an address of a link.
 type Addr struct {
 	Link   string
 	Prefix netip.Prefix
+	// Odd says why the address cannot be used, such as "tentative": IPv6
+	// looks for duplicates unless it is told not to. Ours are never so.
+	Odd string
 }
 
 // RouteType is the kind of a route.
@@ -160,22 +181,34 @@ func (s State) Clone() State {
 	s.FDB = maps.Clone(s.FDB)
 	s.Neighs = maps.Clone(s.Neighs)
 	s.Fenced = maps.Clone(s.Fenced)
+	s.Uplinks = maps.Clone(s.Uplinks)
+	s.TxChecksum = maps.Clone(s.TxChecksum)
 	s.Tokens = maps.Clone(s.Tokens)
 	s.Sysctls = maps.Clone(s.Sysctls)
 	s.Faults = slices.Clone(s.Faults)
-	if s.Rules != nil {
-		r := s.Rules.Clone()
-		s.Rules = &r
-	}
+	s.Rules, s.Rules6 = cloneRules(s.Rules), cloneRules(s.Rules6)
 	return s
 }
 
 func bridgeName(instance string) string { return instance + "0" }
 
+// vxlanPrefix is what the names of an instance's vxlan devices begin with.
+func vxlanPrefix(instance string, six bool) string {
+	if six {
+		return instance + "6."
+	}
+	return instance + "."
+}
+
 // ourVxlan reports whether name is one that a vxlan device of the instance
-// bears: the instance, a dot, a number.
+// bears, of either family.
 func ourVxlan(instance, name string) bool {
-	digits, ok := strings.CutPrefix(name, instance+".")
+	return ourVxlanOf(instance, name, false) || ourVxlanOf(instance, name, true)
+}
+
+// ourVxlanOf is the same for one family: the prefix and a number.
+func ourVxlanOf(instance, name string, six bool) bool {
+	digits, ok := strings.CutPrefix(name, vxlanPrefix(instance, six))
 	if !ok {
 		return false
 	}

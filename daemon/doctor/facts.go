@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -147,6 +148,18 @@ func (f Facts) overlay() string {
 		}
 	}
 	return ""
+}
+
+// overlays are the vxlan devices of this instance, for either family.
+func (f Facts) overlays() []string {
+	var all []string
+	for name, l := range f.Links {
+		if l.Kind == "vxlan" && (strings.HasPrefix(name, f.Instance+".") || strings.HasPrefix(name, f.Instance+"6.")) {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return all
 }
 
 // held is the subnet that is served, by the daemon's word or subnet.env's.

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/dataplane"
 )
@@ -160,8 +161,11 @@ func (j *judge) peers() int {
 	return len(j.Status.Peers)
 }
 
-// overhead is what vxlan over IPv4 adds to a packet.
-const overhead = 50
+// overhead is what one of our vxlan devices adds to a packet: its name says the
+// family.
+func (j *judge) overhead(device string) int {
+	return conf.Backend{Type: conf.BackendVXLAN}.Overhead(strings.HasPrefix(device, j.Instance+"6."))
+}
 
 // smallest is the least MTU that IPv6 takes; less breaks more than that.
 const smallest = 1280
@@ -173,27 +177,38 @@ func (j *judge) sizes() {
 	}
 	evidence := fmt.Sprintf("%s %d", j.Underlay, under.MTU)
 	const code = "mtu"
-	before := len(j.all)
-	if under.MTU-overhead < smallest {
+	before, overlays := len(j.all), j.overlays()
+	pods := under.MTU - j.overhead("")
+	for _, name := range overlays {
+		evidence += fmt.Sprintf(", %s %d", name, j.Links[name].MTU)
+		pods = min(pods, j.Links[name].MTU, under.MTU-j.overhead(name))
+	}
+	if pods < smallest {
 		j.found(Warning, code, fmt.Sprintf("pods get packets of less than %d bytes", smallest), evidence, fmt.Sprintf("ip link set %s mtu 1500", j.Underlay))
 	}
-	over, isOver := j.Links[j.overlay()]
-	if isOver {
-		evidence += fmt.Sprintf(", %s %d", j.overlay(), over.MTU)
+	for _, name := range overlays {
+		if mtu := j.Links[name].MTU; mtu > under.MTU-j.overhead(name) {
+			j.found(Error, code, "the overlay's packets do not fit the underlay: large ones are lost", evidence,
+				fmt.Sprintf("ip link set %s mtu %d; or: set MTU in the network config to %d", j.Underlay, mtu+j.overhead(name), under.MTU))
+		}
 	}
-	if isOver && over.MTU > under.MTU-overhead {
-		j.found(Error, code, "the overlay's packets do not fit the underlay: large ones are lost", evidence,
-			fmt.Sprintf("ip link set %s mtu %d; or: set MTU in the network config to %d", j.Underlay, over.MTU+overhead, under.MTU))
-	}
-	if bridge, ok := j.Links[j.bridge()]; ok && isOver {
+	if bridge, ok := j.Links[j.bridge()]; ok && len(overlays) > 0 {
 		evidence += fmt.Sprintf(", %s %d", j.bridge(), bridge.MTU)
-		if bridge.MTU != over.MTU {
-			j.found(Warning, code, "bridge and overlay differ in MTU; tenured sets both", evidence, fmt.Sprintf("ip link set %s mtu %d", j.bridge(), over.MTU))
+		if least := j.leastMTU(overlays); bridge.MTU != least {
+			j.found(Warning, code, "bridge and overlay differ in MTU; tenured sets both", evidence, fmt.Sprintf("ip link set %s mtu %d", j.bridge(), least))
 		}
 	}
 	if len(j.all) == before {
-		j.ok(code, "%s; pods can have %d", evidence, under.MTU-overhead)
+		j.ok(code, "%s; pods can have %d", evidence, pods)
 	}
+}
+
+func (j *judge) leastMTU(devices []string) int {
+	least := j.Links[devices[0]].MTU
+	for _, name := range devices {
+		least = min(least, j.Links[name].MTU)
+	}
+	return least
 }
 
 func (j *judge) devices() {
@@ -233,7 +248,7 @@ func (j *judge) rivals() {
 	ours, there := j.Links[j.overlay()]
 	for _, name := range slices.Sorted(maps.Keys(j.Links)) {
 		l := j.Links[name]
-		if l.Kind != "vxlan" || name == j.overlay() {
+		if l.Kind != "vxlan" || slices.Contains(j.overlays(), name) {
 			continue
 		}
 		evidence := fmt.Sprintf("%s: VNI %d, port %d, up %t", name, l.VNI, l.Port, l.Up)
@@ -253,7 +268,7 @@ func (j *judge) rivals() {
 func (j *judge) overlaps() {
 	subnet, network := j.held(), j.network()
 	for _, name := range slices.Sorted(maps.Keys(j.Links)) {
-		if name == j.bridge() || name == j.overlay() {
+		if name == j.bridge() || slices.Contains(j.overlays(), name) {
 			continue
 		}
 		for _, a := range j.Links[name].Addrs {

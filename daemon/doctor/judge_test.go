@@ -142,6 +142,12 @@ func TestEachFinding(t *testing.T) {
 		}, "warning mtu", "eth0 1300", "ip link set eth0 mtu 1500"},
 		{"overlay too large", link("eth0", func(l *Link) { l.MTU = 1400 }), "error mtu", "eth0 1400, tenure.1 1450", "ip link set eth0 mtu 1500"},
 		{"bridge differs", link("tenure0", func(l *Link) { l.MTU = 1500 }), "warning mtu", "tenure0 1500", "ip link set tenure0 mtu 1450"},
+		{"IPv6 overlay too large", func(f *Facts) {
+			f.Links["tenure6.1"] = Link{Kind: "vxlan", MTU: 1450, Up: true}
+		}, "error mtu", "eth0 1500, tenure.1 1450, tenure6.1 1450", "ip link set eth0 mtu 1520"},
+		{"bridge larger than the lesser overlay", func(f *Facts) {
+			f.Links["tenure6.1"] = Link{Kind: "vxlan", MTU: 1430, Up: true}
+		}, "warning mtu", "tenure6.1 1430, tenure0 1450", "ip link set tenure0 mtu 1430"},
 		{"run dir on a disk", func(f *Facts) { f.Run.Volatile = false }, "warning run-dir", "on a disk", "tmpfs"},
 		{"state dir in memory", func(f *Facts) { f.State.Volatile = true }, "warning state-dir", "in memory", "disk"},
 		{"full", func(f *Facts) { f.Run.Free = 0 }, "error run-dir", "0 of 2048 MiB", "df -h"},

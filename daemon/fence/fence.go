@@ -65,6 +65,7 @@ type Fence struct {
 	programs [forms][directions]loaded
 
 	attaching sync.Mutex // held over netlink calls, so that Close never waits for them
+	uplinks   map[int]bool
 
 	mu         sync.Mutex // the one writer of the maps
 	live       *live
@@ -79,7 +80,7 @@ type Fence struct {
 // ErrClock in a time namespace with an offset, and ErrUnsupported if maps or
 // programs cannot be made here.
 func Open(o Options) (*Fence, error) {
-	f := &Fence{log: o.Log, handle: filterHandle(o.Instance), maps: &sharedMaps{}, generation: 1}
+	f := &Fence{log: o.Log, handle: filterHandle(o.Instance), maps: &sharedMaps{}, uplinks: map[int]bool{}, generation: 1}
 	if f.log == nil {
 		f.log = slog.New(slog.DiscardHandler)
 	}

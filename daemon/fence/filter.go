@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -75,7 +76,19 @@ func (f *Fence) AttachedUplink(ctx context.Context, ifindex int) (bool, error) {
 // both lie in Network, by deadline and addresses but not by token, and lets
 // everything else pass, open or shut. Direct routes must not exist before it.
 func (f *Fence) AttachUplink(ctx context.Context, ifindex int) error {
+	f.attaching.Lock()
+	f.uplinks[ifindex] = true // also if only one direction is done
+	f.attaching.Unlock()
 	return f.attachBoth(ctx, ifindex, uplink)
+}
+
+// Uplinks are the devices that the program is on, or was tried to be put on, in
+// the form for an uplink: by this process, or by an earlier one, where Open has
+// found it. One that is gone may be among them. The error is nil.
+func (f *Fence) Uplinks() ([]int, error) {
+	f.attaching.Lock()
+	defer f.attaching.Unlock()
+	return slices.Sorted(maps.Keys(f.uplinks)), nil
 }
 
 // DetachUplink takes the program off again, once no direct route leads through
@@ -89,15 +102,20 @@ func (f *Fence) DetachUplink(ctx context.Context, ifindex int) error {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("detach the fence from device %d: %w", ifindex, err)
 		}
-		filters, err := f.filters(ifindex, d)
-		if err != nil {
-			return err
-		}
-		if err := f.removeFilters(ifindex, slices.DeleteFunc(filters, func(g netlink.Filter) bool { return !f.owns(g) })); err != nil {
+		if err := detach(f.links, ifindex, d, f.handle); err != nil {
 			return err
 		}
 	}
+	delete(f.uplinks, ifindex)
 	return nil
+}
+
+func detach(h *netlink.Handle, ifindex int, d direction, handle uint32) error {
+	filters, err := listFilters(h, ifindex, d)
+	if err != nil {
+		return err
+	}
+	return removeFilters(h, ifindex, slices.DeleteFunc(filters, func(g netlink.Filter) bool { return !owned(g, handle) }))
 }
 
 func (f *Fence) attachedBoth(ctx context.Context, ifindex int, k form) (bool, error) {
@@ -243,7 +261,7 @@ func (f *Fence) putFilter(ifindex int, k form, d direction) error {
 			old = old[1:]
 		} else if handle = otherHandle(handle); len(old) > 1 {
 			// Both stand behind: the handle is free once the second is gone.
-			if err := f.removeFilters(ifindex, asFilters(old[1:])); err != nil {
+			if err := removeFilters(f.links, ifindex, asFilters(old[1:])); err != nil {
 				return err
 			}
 			old = old[:1]
@@ -252,7 +270,7 @@ func (f *Fence) putFilter(ifindex int, k form, d direction) error {
 	if err := f.replaceFilter(ifindex, k, d, handle); err != nil {
 		return err
 	}
-	return f.removeFilters(ifindex, asFilters(old))
+	return removeFilters(f.links, ifindex, asFilters(old))
 }
 
 func asFilters(all []*netlink.BpfFilter) []netlink.Filter {
@@ -263,9 +281,9 @@ func asFilters(all []*netlink.BpfFilter) []netlink.Filter {
 	return out
 }
 
-func (f *Fence) removeFilters(ifindex int, all []netlink.Filter) error {
+func removeFilters(h *netlink.Handle, ifindex int, all []netlink.Filter) error {
 	for _, filter := range all {
-		err := f.links.FilterDel(filter)
+		err := h.FilterDel(filter)
 		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("remove filter with priority %d and handle %#x from device %d: %w",
 				filter.Attrs().Priority, filter.Attrs().Handle, ifindex, err)
@@ -333,6 +351,12 @@ func owned(filter netlink.Filter, handle uint32) bool {
 	a := filter.Attrs()
 	return bpf && a.Priority == filterPriority && a.Protocol == unix.ETH_P_ALL &&
 		(a.Handle == handle || a.Handle == otherHandle(handle))
+}
+
+// isUplink knows those on an uplink by their name.
+func isUplink(filter netlink.Filter) bool {
+	b, bpf := filter.(*netlink.BpfFilter)
+	return bpf && (b.Name == programName(uplink, inward) || b.Name == programName(uplink, outward))
 }
 
 // isForeign is false for the filters of other instances: they give no verdict
@@ -407,6 +431,52 @@ func Bare(o Options) (bare []string, err error) {
 	return bare, nil
 }
 
+// Uplinks are those of the devices o.Links that bear the filter of this
+// instance in the form for an uplink, in either direction. Like Bare it loads
+// nothing, so it also finds what is to be removed for good.
+func Uplinks(o Options) ([]int, error) {
+	h, err := openLinks(o.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	all, err := devices(h, o.Links)
+	if err != nil {
+		return nil, err
+	}
+	handle := filterHandle(o.Instance)
+	var found []int
+	for _, link := range all {
+		for d := range directions {
+			filters, err := listFilters(h, link.Attrs().Index, d)
+			if err != nil {
+				return nil, err
+			}
+			if slices.ContainsFunc(filters, func(g netlink.Filter) bool { return owned(g, handle) && isUplink(g) }) {
+				found = append(found, link.Attrs().Index)
+				break
+			}
+		}
+	}
+	return found, nil
+}
+
+// RemoveUplink is DetachUplink where there is no Fence: of an instance that is
+// taken off the machine.
+func RemoveUplink(o Options, ifindex int) error {
+	h, err := openLinks(o.NetNS)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	for d := range directions {
+		if err := detach(h, ifindex, d, filterHandle(o.Instance)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (f *Fence) adopt(ifindex int, d direction) error {
 	filters, err := f.filters(ifindex, d)
 	if err != nil {
@@ -415,6 +485,9 @@ func (f *Fence) adopt(ifindex int, d direction) error {
 	at := slices.IndexFunc(filters, f.owns)
 	if at < 0 {
 		return nil
+	}
+	if isUplink(filters[at]) {
+		f.uplinks[ifindex] = true
 	}
 	ids, err := programByID(filters[at].(*netlink.BpfFilter).Id)
 	if errors.Is(err, os.ErrNotExist) {

@@ -275,6 +275,9 @@ func TestFoundOnTheUplink(t *testing.T) {
 		if d := f.Deadline(); d != until {
 			t.Errorf("%s: found the deadline %s, want %s", name, d, until)
 		}
+		if found, err := f.Uplinks(); err != nil || !slices.Equal(found, []int{n1.index}) {
+			t.Errorf("%s: the uplinks are %v, want [%d]", name, found, n1.index)
+		}
 		must(t, f.Release())
 	}
 	f, err := Open(Options{Links: []string{vxlan}, NetNS: n1.ns.FD()})
@@ -283,6 +286,44 @@ func TestFoundOnTheUplink(t *testing.T) {
 		t.Errorf("found the deadline %s on a device that was not to be looked at", d)
 	}
 	must(t, f.Release())
+}
+
+// Which devices are uplinks is known from attaching to detaching, and without a
+// Fence to who takes the instance off the machine. Others' filters, and those on
+// the overlay, are not meant.
+func TestUplinks(t *testing.T) {
+	n1, _ := twoNodes(t)
+	n1.attach(t)
+	up, o := n1.up(t, underlay).Attrs().Index, Options{NetNS: n1.ns.FD()}
+	expect := func(when string, want ...int) {
+		t.Helper()
+		if got, err := n1.fence.Uplinks(); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: the fence's uplinks are %v, want %v", when, got, want)
+		}
+		if got, err := Uplinks(o); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: the uplinks found are %v, %v, want %v", when, got, err, want)
+		}
+		if got, err := Uplinks(Options{NetNS: n1.ns.FD(), Instance: "other"}); err != nil || got != nil {
+			t.Errorf("%s: another instance's uplinks are %v, %v", when, got, err)
+		}
+	}
+	expect("overlay only")
+	must(t, n1.fence.AttachUplink(t.Context(), up))
+	expect("attached", up)
+	must(t, n1.fence.DetachUplink(t.Context(), up))
+	expect("detached")
+
+	must(t, n1.fence.AttachUplink(t.Context(), up))
+	for range 2 { // the second time there is nothing
+		must(t, RemoveUplink(Options{NetNS: n1.ns.FD(), Instance: "other"}, n1.index))
+		must(t, RemoveUplink(o, up))
+	}
+	if got, err := Uplinks(o); err != nil || got != nil {
+		t.Errorf("removed: the uplinks found are %v, %v", got, err)
+	}
+	if ok, err := n1.fence.Attached(t.Context(), n1.index); err != nil || !ok {
+		t.Errorf("the overlay's fence is attached: %v, %v", ok, err)
+	}
 }
 
 // What is left of an earlier process may be damaged. The node starts shut, and

@@ -72,6 +72,7 @@ func (e *Engine) putInForceLocked(n *conf.Network, text []byte) {
 	urgent := e.network != nil && e.network.Backend != n.Backend
 	if e.network != nil {
 		e.networks = former(e.networks, e.network.Network, n.Network)
+		e.networks = former(e.networks, e.network.IPv6Network, n.IPv6Network)
 	}
 	e.network, e.config = n, text
 	if err := e.cfg.Memory.Update(func(m Memory) Memory {

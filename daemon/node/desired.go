@@ -3,7 +3,6 @@ package node
 import (
 	"cmp"
 	"crypto/sha256"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -31,19 +30,6 @@ type Underlay struct {
 	MTU int
 }
 
-// vxlanOverhead is what vxlan over IPv4 adds to a packet, in bytes: outer
-// Ethernet 14, IP 20, UDP 8 and vxlan 8.
-const vxlanOverhead = 50
-
-// PodMTU is the largest packet of a pod, in bytes: what vxlan leaves of the
-// underlay's MTU, which the network config may lower or raise.
-func (u Underlay) PodMTU(n *conf.Network) int {
-	if n != nil && n.Backend.MTU > 0 {
-		return n.Backend.MTU - vxlanOverhead
-	}
-	return u.MTU - vxlanOverhead
-}
-
 func bridgeName(instance string) string { return instance + "0" }
 
 // Desired is the data plane as it should be: a pure function of what is held,
@@ -54,15 +40,27 @@ func Desired(v lease.View, u Underlay, pods []ipam.Allocation, c Config) (datapl
 		return dataplane.Desired{}, false
 	}
 	d := dataplane.Desired{
-		Name: c.Instance, Network: v.Network.Network, Former: v.Networks,
+		Name: c.Instance, Networks: networksOf(v.Network), Former: v.Networks,
 		Masq: c.Masq, MasqRandomFully: c.MasqRandomFully, ForwardAccept: c.ForwardAccept,
+	}
+	if c.ClampMSS {
+		d.Clamp = u.PodMTU(v.Network)
 	}
 	wireOverlay(&d, v, u, c)
 	wireBridge(&d, v, u, pods, c)
 	return d, true
 }
 
-// wireOverlay adds the vxlan device and the peers while a subnet is held.
+// networksOf are the ranges of all nodes, one for each family that pods have.
+func networksOf(n *conf.Network) []netip.Prefix {
+	var all []netip.Prefix
+	for _, f := range familiesOf(n) {
+		all = append(all, f.network(n))
+	}
+	return all
+}
+
+// wireOverlay adds the vxlan devices and the peers while a subnet is held.
 // Without one they stay as they are in the kernel, closed by the fence. So
 // they do after a restart until etcd has been heard: that no peer is known yet
 // does not mean that there is none.
@@ -70,21 +68,36 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 	if !v.Held || v.Snapshot == nil {
 		return
 	}
-	held := v.Holding.Subnets()
-	d.Vxlan = &dataplane.Vxlan{
-		VNI: v.Network.Backend.VNI, Port: v.Network.Backend.Port,
-		Local: u.Local, Parent: u.Interface, MTU: u.PodMTU(v.Network),
-		MAC:  dataplane.MAC(lease.VTEPMAC(c.Prefix, held, v.Holding.Epoch())),
-		Addr: netip.PrefixFrom(held.V4.Addr(), held.V4.Addr().BitLen()),
+	for _, f := range familiesOf(v.Network) {
+		wireDevice(d, f, v, u, c)
 	}
 	d.KeepPeers = v.Settling
 	for _, p := range peers(v, u) {
-		if p.reason == "" {
-			d.Peers = append(d.Peers, p.Peer)
-		} else if v.Settling && inside(p.entry.V4, v.Network) {
-			d.Claims = append(d.Claims, p.entry.V4)
+		for _, way := range p.ways {
+			if way.reason == "" {
+				d.Peers = append(d.Peers, way.Peer)
+			} else if subnet := way.subnet(p.entry.Subnets); v.Settling && way.inside(subnet, v.Network) {
+				d.Claims = append(d.Claims, subnet)
+			}
 		}
 	}
+	wirePaths(d, v.Network.Backend, u)
+}
+
+// wireDevice adds the device of one family, if there is an address that its
+// packets can come from.
+func wireDevice(d *dataplane.Desired, f family, v lease.View, u Underlay, c Config) {
+	held := v.Holding.Subnets()
+	subnet, local := f.subnet(held), netip.Addr{}
+	if local, _ = f.local(u); !subnet.IsValid() || !local.IsValid() {
+		return
+	}
+	d.Overlays = append(d.Overlays, dataplane.Vxlan{
+		VNI: v.Network.Backend.VNI, Port: v.Network.Backend.Port,
+		Local: local, Parent: u.Interface, MTU: u.OverlayMTU(v.Network, f.six), TxChecksum: c.TxChecksum,
+		MAC:  dataplane.MAC(lease.VTEPMAC(c.Prefix, held, v.Holding.Epoch())),
+		Addr: netip.PrefixFrom(subnet.Addr(), subnet.Addr().BitLen()),
+	})
 }
 
 // wireBridge adds the bridge with a gateway for the held subnet and one for
@@ -92,8 +105,10 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 func wireBridge(d *dataplane.Desired, v lease.View, u Underlay, pods []ipam.Allocation, c Config) {
 	gateways := map[netip.Prefix]bool{}
 	former := map[netip.Prefix][]netip.Addr{}
-	if v.Held && v.Holding.Subnets().V4.IsValid() {
-		gateways[gatewayIn(v.Holding.Subnets().V4)] = true
+	if v.Held {
+		for _, subnet := range v.Holding.Subnets().All() {
+			gateways[gatewayIn(subnet)] = true
+		}
 	}
 	for _, a := range pods {
 		if a.IPAM {
@@ -101,7 +116,7 @@ func wireBridge(d *dataplane.Desired, v lease.View, u Underlay, pods []ipam.Allo
 		}
 		d.Bridge.Ports = append(d.Bridge.Ports, a.Host)
 		for _, p := range a.Addresses {
-			if !p.Addr().Is4() || v.Held && covers(v.Holding.Subnets(), p) {
+			if v.Held && covers(v.Holding.Subnets(), p) {
 				continue
 			}
 			gateway := gatewayIn(p.Masked())
@@ -137,7 +152,8 @@ func wireOutside(d *dataplane.Desired, pods []ipam.Allocation) {
 	outside := map[netip.Prefix]bool{}
 	for _, a := range pods {
 		for _, p := range a.Addresses {
-			if p.Addr().Is4() && !d.Network.Contains(p.Addr()) {
+			inside := slices.ContainsFunc(d.Networks, func(n netip.Prefix) bool { return n.Contains(p.Addr()) })
+			if !inside {
 				outside[p.Masked()] = true
 			}
 		}
@@ -156,8 +172,12 @@ func gatewayIn(subnet netip.Prefix) netip.Prefix {
 }
 
 func takenByAnother(v lease.View, p netip.Prefix, uid string) bool {
+	subnet := lease.Subnets{V4: p}
+	if p.Addr().Is6() {
+		subnet = lease.Subnets{V6: p}
+	}
 	return v.Snapshot != nil && slices.ContainsFunc(v.Snapshot.Entries, func(e lease.Entry) bool {
-		return e.Tenant().UID != uid && !tombstone(e) && e.Overlaps(lease.Subnets{V4: p})
+		return e.Tenant().UID != uid && !tombstone(e) && e.Overlaps(subnet)
 	})
 }
 
@@ -178,11 +198,21 @@ func (n *Node) network() *conf.Network {
 	return v.Network
 }
 
-// peer is another node's record, and why it is not programmed if it is not.
+// peer is another node's record, with what leads to it in each family that pods
+// have.
 type peer struct {
+	entry lease.Entry
+	ways  []familyWay
+}
+
+// familyWay is how a peer is programmed in one family, and why it is not if it
+// is not.
+type familyWay struct {
+	family
 	dataplane.Peer
-	entry  lease.Entry
 	reason string
+	// far: nothing can lead to it from this node's link.
+	far bool
 }
 
 // tombstone says that a record is nobody's: it was taken from its holder by
@@ -201,41 +231,37 @@ func peers(v lease.View, u Underlay) []peer {
 		if v.Held && e.Subnets == v.Holding.Subnets() && e.Lease == v.Holding.LeaseID() {
 			continue
 		}
-		p := peer{entry: e, reason: unusable(e, v.Network, u)}
-		if p.reason == "" {
-			p.Peer = dataplane.Peer{Subnet: e.V4, PublicIP: e.PublicIP, MAC: dataplane.MAC(e.BackendData.VtepMAC)}
+		p := peer{entry: e}
+		for _, f := range familiesOf(v.Network) {
+			p.ways = append(p.ways, f.way(e, v.Network, u))
 		}
 		all = append(all, p)
 	}
 	return all
 }
 
-// unusable says why a record cannot be programmed; "" if it can.
-func unusable(e lease.Entry, n *conf.Network, u Underlay) string {
+// way is what leads to the node of a record in one family.
+func (f family) way(e lease.Entry, n *conf.Network, u Underlay) familyWay {
+	out := familyWay{family: f, reason: cmp.Or(unusable(e), f.unusable(e, n, u))}
+	if out.reason != "" {
+		return out
+	}
+	addr, data := f.announced(e.Record)
+	_, link := f.local(u)
+	w := wayTo(n.Backend, e.BackendType, addr, link, data)
+	out.Peer = dataplane.Peer{Subnet: f.subnet(e.Subnets), PublicIP: addr, MAC: dataplane.MAC(w.mac), Direct: w.direct}
+	out.reason, out.far = w.why, w.far
+	return out
+}
+
+// unusable says why a record cannot be programmed in any family; "" if nothing
+// speaks against it.
+func unusable(e lease.Entry) string {
 	switch {
 	case tombstone(e):
 		return "it was taken from its node by force (tenurectl release) and is nobody's until its lease ends, then free; nothing is sent there"
-	case !e.PublicIP.IsValid():
+	case !e.Address().IsValid():
 		return "its record cannot be read"
-	case n.Network.Contains(e.PublicIP):
-		return fmt.Sprintf("its address %s lies in the pod network %s: packets to it would go round in the overlay", e.PublicIP, n.Network)
-	case e.PublicIP == u.PublicIP:
-		return fmt.Sprintf("it announces this node's own address %s (a record of an earlier life, or a second node with that address)", e.PublicIP)
-	case e.BackendType != conf.BackendVXLAN || e.BackendData == nil || e.BackendData.VtepMAC == lease.MAC{}:
-		return fmt.Sprintf("its backend is %q, this node speaks vxlan", e.BackendType)
-	case e.BackendData.VNI != n.Backend.VNI:
-		return fmt.Sprintf("its VNI is %d, this network's is %d", e.BackendData.VNI, n.Backend.VNI)
-	case !e.PublicIP.Is4() || e.PublicIP.IsUnspecified():
-		return fmt.Sprintf("its address %s is no IPv4 address of a machine", e.PublicIP)
-	case !e.V4.IsValid():
-		return "it has no IPv4 subnet"
-	case !inside(e.V4, n):
-		return fmt.Sprintf("its subnet is not inside %s", n.Network)
 	}
 	return ""
-}
-
-// inside says whether a subnet is there and lies in the network.
-func inside(subnet netip.Prefix, n *conf.Network) bool {
-	return subnet.IsValid() && n.Network.Contains(subnet.Addr()) && subnet.Bits() >= n.Network.Bits()
 }

@@ -72,13 +72,13 @@ func TestDesired(t *testing.T) {
 		f(&e)
 		return e
 	}
-	base := dataplane.Desired{Name: "tenure", Network: prefix("10.5.0.0/16"), Masq: true, ForwardAccept: true}
+	base := dataplane.Desired{Name: "tenure", Networks: []netip.Prefix{prefix("10.5.0.0/16")}, Masq: true, ForwardAccept: true}
 	bridge := dataplane.Bridge{MAC: dataplane.MAC(bridgeMAC("uid-n1", "tenure")), MTU: 1450}
-	vxlan := &dataplane.Vxlan{VNI: 1, Port: 8472, Local: addr("192.0.2.11"), Parent: "eth0", MTU: 1450,
+	vxlan := dataplane.Vxlan{VNI: 1, Port: 8472, Local: addr("192.0.2.11"), Parent: "eth0", MTU: 1450,
 		MAC: dataplane.MAC(lease.VTEPMAC(testPrefix, v4(own), testEpoch)), Addr: prefix("10.5.34.0/32")}
 	with := func(f func(*dataplane.Desired)) dataplane.Desired {
 		d := base
-		d.Bridge, d.Vxlan = bridge, vxlan
+		d.Bridge, d.Overlays = bridge, []dataplane.Vxlan{vxlan}
 		d.Bridge.Gateways = []netip.Prefix{prefix("10.5.34.1/24")}
 		if f != nil {
 			f(&d)
@@ -134,12 +134,12 @@ func TestDesired(t *testing.T) {
 		},
 		"held by memory alone: the overlay is left alone": {
 			unheard(held(t, own, 7)), []ipam.Allocation{pod("a", "10.5.34.2/24")},
-			with(func(d *dataplane.Desired) { d.Vxlan, d.Bridge.Ports = nil, []string{"tena"} }),
+			with(func(d *dataplane.Desired) { d.Overlays, d.Bridge.Ports = nil, []string{"tena"} }),
 		},
 		"by memory alone, and old pods stay as they are": {
 			unheard(held(t, own, 7)), []ipam.Allocation{pod("b", "10.5.33.9/24"), pod("a", "10.5.33.4/24"), pod("c", "10.5.32.2/24")},
 			with(func(d *dataplane.Desired) {
-				d.Vxlan, d.Bridge.Ports = nil, []string{"tena", "tenb", "tenc"}
+				d.Overlays, d.Bridge.Ports = nil, []string{"tena", "tenb", "tenc"}
 				d.Bridge.Former = []dataplane.Former{
 					{Gateway: prefix("10.5.32.1/24"), Pods: []netip.Addr{addr("10.5.32.2")}},
 					{Gateway: prefix("10.5.33.1/24"), Pods: []netip.Addr{addr("10.5.33.4"), addr("10.5.33.9")}},
@@ -176,14 +176,14 @@ func TestDesired(t *testing.T) {
 		"nothing held, a pod stays": {
 			lost(own), []ipam.Allocation{pod("old", "10.5.34.9/24")},
 			with(func(d *dataplane.Desired) {
-				d.Vxlan = nil
+				d.Overlays = nil
 				d.Bridge.Ports = []string{"tenold"}
 			}),
 		},
 		"nothing held and the subnet has a new tenant": {
 			lost(own, entry("n2", own, "192.0.2.12", 9)), []ipam.Allocation{pod("old", "10.5.34.9/24")},
 			with(func(d *dataplane.Desired) {
-				d.Vxlan = nil
+				d.Overlays = nil
 				d.Bridge.Ports = []string{"tenold"}
 				d.Bridge.Gateways = []netip.Prefix{prefix("10.5.34.1/32")}
 				d.HostRoutes = []netip.Addr{addr("10.5.34.9")}
@@ -210,7 +210,7 @@ func TestDesired(t *testing.T) {
 // TestCleared: a former network is forgotten when nobody can still have a part of
 // it, and not before.
 func TestCleared(t *testing.T) {
-	clean := dataplane.Desired{Former: []netip.Prefix{prefix("10.4.0.0/16")}, Vxlan: &dataplane.Vxlan{}}
+	clean := dataplane.Desired{Former: []netip.Prefix{prefix("10.4.0.0/16")}, Overlays: []dataplane.Vxlan{{}}}
 	without := func(f func(*dataplane.Desired)) dataplane.Desired {
 		d := clean
 		f(&d)
@@ -225,7 +225,7 @@ func TestCleared(t *testing.T) {
 		"at rest":           {clean, rest, true},
 		"none before":       {without(func(d *dataplane.Desired) { d.Former = nil }), rest, false},
 		"a pod lives on":    {without(func(d *dataplane.Desired) { d.Outside = d.Former }), rest, false},
-		"overlay untouched": {without(func(d *dataplane.Desired) { d.Vxlan = nil }), rest, false},
+		"overlay untouched": {without(func(d *dataplane.Desired) { d.Overlays = nil }), rest, false},
 		"at work":           {clean, dataplane.Report{}, false},
 		"a fault":           {clean, dataplane.Report{Converged: true, Err: context.Canceled}, false},
 	} {
@@ -239,14 +239,18 @@ func TestDesiredFollowsTheUnderlay(t *testing.T) {
 	v := held(t, "10.5.34.0/24", 7)
 	nat := Underlay{Interface: "ens5", PublicIP: addr("203.0.113.9"), Local: addr("198.51.100.9"), MTU: 9001}
 	d, _ := Desired(v, nat, nil, Config{Instance: "tenure"})
-	if d.Vxlan.Local != nat.Local || d.Vxlan.Parent != "ens5" || d.Vxlan.MTU != 8951 || d.Bridge.MTU != 8951 {
-		t.Errorf("vxlan %+v, bridge MTU %d do not follow %+v", d.Vxlan, d.Bridge.MTU, nat)
+	if d.Overlays[0].Local != nat.Local || d.Overlays[0].Parent != "ens5" || d.Overlays[0].MTU != 8951 || d.Bridge.MTU != 8951 {
+		t.Errorf("vxlan %+v, bridge MTU %d do not follow %+v", d.Overlays[0], d.Bridge.MTU, nat)
 	}
 	n := *v.Network
 	n.Backend.MTU = 1400 // of the underlay, as flannel has it
 	v.Network = &n
-	if d, _ = Desired(v, nat, nil, Config{Instance: "tenure"}); d.Vxlan.MTU != 1350 || d.Bridge.MTU != 1350 {
-		t.Errorf("MTU %d and %d, want 1350 by the network config", d.Vxlan.MTU, d.Bridge.MTU)
+	if d, _ = Desired(v, nat, nil, Config{Instance: "tenure"}); d.Overlays[0].MTU != 1350 || d.Bridge.MTU != 1350 {
+		t.Errorf("MTU %d and %d, want 1350 by the network config", d.Overlays[0].MTU, d.Bridge.MTU)
+	}
+	n.Backend.MTU = 9002 // one byte more than the interface has
+	if d, _ = Desired(v, nat, nil, Config{Instance: "tenure"}); d.Overlays[0].MTU != 8951 || d.Bridge.MTU != 8951 {
+		t.Errorf("MTU %d and %d, want the 8951 that fit", d.Overlays[0].MTU, d.Bridge.MTU)
 	}
 }
 
@@ -290,13 +294,13 @@ func TestRunTellsThePlane(t *testing.T) {
 			}
 		}
 	}
-	wait("at the start", func(d dataplane.Desired) bool { return d.Vxlan != nil && len(d.Bridge.Ports) == 0 })
+	wait("at the start", func(d dataplane.Desired) bool { return len(d.Overlays) > 0 && len(d.Bridge.Ports) == 0 })
 	mustAdd(t, r, "c1")
 	wait("after an ADD", func(d dataplane.Desired) bool { return len(d.Bridge.Ports) == 1 })
 	same, _ := r.tenancy.Changed()
 	r.tenancy.set(same) // which is nothing to tell
 	r.tenancy.set(lost("10.5.34.0/24"))
-	wait("after the loss", func(d dataplane.Desired) bool { return d.Vxlan == nil && len(d.Bridge.Gateways) == 1 })
+	wait("after the loss", func(d dataplane.Desired) bool { return len(d.Overlays) == 0 && len(d.Bridge.Gateways) == 1 })
 	if resp := r.Del(t.Context(), request("c1", "")); resp.Error != nil {
 		t.Fatal(resp.Error)
 	}

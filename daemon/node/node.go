@@ -15,6 +15,7 @@ import (
 	"github.com/tenure-cni/tenure/daemon/dataplane"
 	"github.com/tenure-cni/tenure/daemon/hook"
 	"github.com/tenure-cni/tenure/daemon/lease"
+	"github.com/tenure-cni/tenure/daemon/pathmtu"
 	"github.com/tenure-cni/tenure/ipam"
 )
 
@@ -81,8 +82,9 @@ type Config struct {
 	Underlay func() (u Underlay, ok bool)
 	// UnderlayErr says why none is.
 	UnderlayErr func() error
-	// Masq, MasqRandomFully and ForwardAccept are the flags of these names.
-	Masq, MasqRandomFully, ForwardAccept bool
+	// Masq, MasqRandomFully, ForwardAccept, ClampMSS and TxChecksum are the flags
+	// of these names.
+	Masq, MasqRandomFully, ForwardAccept, ClampMSS, TxChecksum bool
 
 	Tenancy Tenancy
 	// GiveUp gives the subnet of the tenancy up.
@@ -96,6 +98,8 @@ type Config struct {
 	// then nobody is told.
 	Flows      Flows
 	Neighbours Neighbours
+	// Holes are the ways to peers that lose large packets; nil for none.
+	Holes func() []pathmtu.Hole
 	// Forget is told which former networks have left nothing in the kernel; nil
 	// is nobody.
 	Forget func([]netip.Prefix)
@@ -124,7 +128,7 @@ type Node struct {
 	keys    keyLocks
 	added   addedSince
 	since   firstSeen
-	changed chan struct{} // capacity 1: the ledger changed, Desired may too
+	changed chan struct{} // capacity 1: ledger or underlay changed, Desired may too
 
 	mu     sync.Mutex
 	ready  lease.Subnets // the subnet for which the bridge has been waited for
@@ -132,6 +136,7 @@ type Node struct {
 
 	steering sync.Mutex
 	steered  dataplane.Desired // what the data plane was told last
+	linger   linger            // what of that only stays for a while
 }
 
 // New returns a Node that has done nothing yet. Run must run for its ADDs to
@@ -175,7 +180,9 @@ func (n *Node) steer() {
 	v, _ := n.cfg.Tenancy.Changed()
 	pods := n.cfg.Ledger.List()
 	d, wanted := Desired(v, u, pods, n.cfg)
+	d = n.linger.keep(d, n.steered, v, n.cfg.Prefix, n.cfg.Clock())
 	d.Bridge.Ports = n.atRest(d.Bridge.Ports, pods)
+	d.Clamp = clampTo(d.Clamp, n.holes())
 	switch {
 	case !wanted:
 	case !reflect.DeepEqual(d, n.steered):
@@ -189,7 +196,7 @@ func (n *Node) steer() {
 // cleared says that there were networks before, and that nothing of them is in
 // the kernel any more: bridge and overlay were looked at, and no pod is left.
 func cleared(d dataplane.Desired, r dataplane.Report) bool {
-	return len(d.Former) > 0 && len(d.Outside) == 0 && d.Vxlan != nil && r.Converged && r.Err == nil
+	return len(d.Former) > 0 && len(d.Outside) == 0 && d.Held() && r.Converged && r.Err == nil
 }
 
 // underlayPoll is how soon a changed underlay is noticed.
@@ -206,6 +213,9 @@ func (n *Node) atRest(ports []string, pods []ipam.Allocation) []string {
 	}
 	return slices.DeleteFunc(ports, func(port string) bool { return busy[port] })
 }
+
+// Touch tells Run that the underlay, or a way to a peer, changed.
+func (n *Node) Touch() { n.touched() }
 
 // touched tells Run that the ledger changed.
 func (n *Node) touched() {

@@ -26,7 +26,7 @@ func (n *Node) Status() *api.Status {
 		Etcd: api.Etcd{Endpoints: n.cfg.Store.Endpoints()},
 	}
 	if v.Network != nil {
-		s.Network = v.Network.Network.String()
+		s.Network, s.Network6 = prefixText(v.Network.Network), prefixText(v.Network.IPv6Network)
 	}
 	if v.Snapshot != nil {
 		s.Etcd.Revision = v.Snapshot.Revision
@@ -38,6 +38,7 @@ func (n *Node) Status() *api.Status {
 	}
 	if ok {
 		s.PublicIP, s.PublicIP6, s.Interface, s.MTU = addressText(u.PublicIP), addressText(u.PublicIP6), u.Interface, u.PodMTU(v.Network)
+		s.Problems = append(s.Problems, mtuProblems(u, v.Network)...)
 	}
 	n.addHolding(s, v, now)
 	s.Stranded = append(s.Stranded, stranded(v, pods)...)
@@ -51,11 +52,22 @@ func (n *Node) Status() *api.Status {
 	if failed := n.cfg.Hook.GivenUp(); len(failed) > 0 {
 		s.Problems = append(s.Problems, hookProblem(failed))
 	}
+	if ok && v.Network != nil {
+		s.Problems = append(s.Problems, holeProblems(n.holes(), s.Peers, *v.Network, n.cfg.ClampMSS)...)
+	}
 	if n.cfg.Surroundings != nil {
 		s.Problems = append(s.Problems, n.cfg.Surroundings()...)
 	}
 	n.since.stamp(s.Problems)
 	return s
+}
+
+// prefixText is "" for no network.
+func prefixText(p netip.Prefix) string {
+	if !p.IsValid() {
+		return ""
+	}
+	return p.String()
 }
 
 // addressText is "" for no address.
@@ -132,17 +144,81 @@ func peerStates(v lease.View, u Underlay, r dataplane.Report) []api.Peer {
 	}
 	for _, p := range peers(v, u) {
 		one := api.Peer{Node: p.entry.Tenant().Node, Subnet: p.entry.String(),
-			PublicIP: p.entry.PublicIP.String(), Epoch: p.entry.Tenant().Epoch, State: api.PeerPending}
-		if tombstone(p.entry) {
-			one.State, one.Reason = api.PeerUnreachable, p.reason
-		} else if p.reason != "" {
-			one.State, one.Reason = api.PeerConflict, p.reason
-		} else if pr, ok := standing[p.Peer]; ok {
-			one.State, one.Reason = string(pr.State), pr.Reason
+			PublicIP: addressText(p.entry.Address()), Epoch: p.entry.Tenant().Epoch}
+		for i, way := range p.ways {
+			part := wayState(way, p.entry, standing, r)
+			if len(p.ways) > 1 && part.Reason != "" && unusable(p.entry) == "" {
+				part.Reason = way.String() + ": " + part.Reason
+			}
+			one = worse(one, part, i == 0)
 		}
 		all = append(all, one)
 	}
 	return append(all, keptPeers(all, r)...)
+}
+
+// wayState is the standing of a peer in one family.
+func wayState(way familyWay, e lease.Entry, standing map[dataplane.Peer]dataplane.PeerReport, r dataplane.Report) (part api.Peer) {
+	pr, known := standing[way.Peer]
+	if !known {
+		pr, known = lingering(way.Peer, r)
+	}
+	switch {
+	case tombstone(e) || way.far:
+		part.State, part.Reason = api.PeerUnreachable, way.reason
+	case way.reason != "":
+		part.State, part.Reason = api.PeerConflict, way.reason
+	case known:
+		part.State, part.Reason, part.Path = string(pr.State), pr.Reason, pathOf(pr)
+	default:
+		part.State = api.PeerPending
+	}
+	return part
+}
+
+// worse is a peer with what there is to say of one more family: of its states
+// the one that matters most, and every reason once.
+func worse(p, part api.Peer, first bool) api.Peer {
+	order := []string{api.PeerProgrammed, api.PeerPending, api.PeerUnreachable, api.PeerConflict}
+	if first || slices.Index(order, part.State) > slices.Index(order, p.State) {
+		p.State = part.State
+	}
+	if first || p.Path == "" {
+		p.Path = part.Path
+	}
+	switch {
+	case part.Reason == "" || part.Reason == p.Reason:
+	case p.Reason == "":
+		p.Reason = part.Reason
+	default:
+		p.Reason += "; " + part.Reason
+	}
+	return p
+}
+
+// lingering is the standing of a peer of which a way of before has stayed: there
+// it has more than it needs now.
+func lingering(p dataplane.Peer, r dataplane.Report) (dataplane.PeerReport, bool) {
+	i := slices.IndexFunc(r.Peers, func(pr dataplane.PeerReport) bool {
+		o := pr.Peer
+		return o.Subnet == p.Subnet && o.PublicIP == p.PublicIP &&
+			(o.MAC == p.MAC || p.MAC == dataplane.MAC{}) && (o.Direct == p.Direct || o.Direct)
+	})
+	if i < 0 {
+		return dataplane.PeerReport{}, false
+	}
+	return r.Peers[i], true
+}
+
+// pathOf says how packets get to a peer that is programmed.
+func pathOf(pr dataplane.PeerReport) string {
+	switch {
+	case pr.State != dataplane.PeerProgrammed:
+		return ""
+	case pr.Direct:
+		return api.PathDirect
+	}
+	return api.PathVXLAN
 }
 
 // keptPeers are those that only the kernel knows while etcd's list cannot be
@@ -150,12 +226,12 @@ func peerStates(v lease.View, u Underlay, r dataplane.Report) []api.Peer {
 func keptPeers(listed []api.Peer, r dataplane.Report) []api.Peer {
 	var all []api.Peer
 	for _, k := range r.Kept {
-		one := api.Peer{Subnet: k.Peer.Subnet.String(), PublicIP: k.Peer.PublicIP.String(), State: string(k.State),
+		one := api.Peer{Subnet: k.Peer.Subnet.String(), PublicIP: k.Peer.PublicIP.String(), State: string(k.State), Path: pathOf(k),
 			Reason: "it has no record in etcd, which forgot or is settling; it is kept until a record overlaps its subnet, or until etcd has settled without it"}
 		if k.Reason != "" {
 			one.Reason += "; " + k.Reason
 		}
-		if !slices.ContainsFunc(listed, func(p api.Peer) bool { return p.Subnet == one.Subnet }) {
+		if !slices.ContainsFunc(listed, func(p api.Peer) bool { return slices.Contains(strings.Split(p.Subnet, " & "), one.Subnet) }) {
 			all = append(all, one)
 		}
 	}
@@ -186,6 +262,9 @@ func planeProblems(r dataplane.Report, pods int) []api.Problem {
 	for _, c := range r.Conflicts {
 		switch {
 		case c.Peer.IsValid(): // told with the peer
+		case c.What == dataplane.ConflictIPv6:
+			all = append(all, problem("data-plane", api.SeverityError, c.Text,
+				"boot a kernel with IPv6 (without ipv6.disable=1), or give the cluster a network config without EnableIPv6"))
 		case c.What == "parent":
 			all = append(all, problem("underlay-missing", api.SeverityError, c.Text+"; no packet reaches another node",
 				"bring the interface back, or name another with --iface; the overlay is rebuilt by itself"))

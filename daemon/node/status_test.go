@@ -33,7 +33,7 @@ func TestStatusOfAHealthyNode(t *testing.T) {
 		Addresses: api.Addresses{Total: 253, Used: 1, Cooling: 1},
 		Stranded:  []api.Stranded{},
 		Peers: []api.Peer{
-			{Node: "n2", Subnet: "10.5.35.0/24", PublicIP: "192.0.2.12", Epoch: testEpoch, State: api.PeerProgrammed},
+			{Node: "n2", Subnet: "10.5.35.0/24", PublicIP: "192.0.2.12", Epoch: testEpoch, State: api.PeerProgrammed, Path: api.PathVXLAN},
 			{Node: "n3", Subnet: "10.5.36.0/24", PublicIP: "192.0.2.13", Epoch: testEpoch, State: api.PeerConflict, Reason: "a route of others is in the way"},
 			{Node: "n9", Subnet: "10.5.37.0/24", PublicIP: "192.0.2.11", Epoch: testEpoch, State: api.PeerConflict,
 				Reason: "it announces this node's own address 192.0.2.11 (a record of an earlier life, or a second node with that address)"},
@@ -58,7 +58,7 @@ func TestStatusListsKeptPeers(t *testing.T) {
 	const why = "it has no record in etcd, which forgot or is settling; it is kept until a record overlaps its subnet, or until etcd has settled without it"
 	want := []api.Peer{
 		{Node: "n2", Subnet: "10.5.35.0/24", PublicIP: "192.0.2.12", Epoch: testEpoch, State: api.PeerPending},
-		{Subnet: "10.5.36.0/24", PublicIP: "192.0.2.13", State: api.PeerProgrammed, Reason: why},
+		{Subnet: "10.5.36.0/24", PublicIP: "192.0.2.13", State: api.PeerProgrammed, Path: api.PathVXLAN, Reason: why},
 		{Subnet: "10.5.37.0/24", PublicIP: "192.0.2.14", State: api.PeerPending, Reason: why + "; being programmed"},
 	}
 	if diff := cmp.Diff(want, r.Status().Peers); diff != "" {

@@ -33,6 +33,7 @@ func (d *daemon) files(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
+		case <-d.moved:
 		}
 	}
 }

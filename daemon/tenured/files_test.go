@@ -48,9 +48,9 @@ func TestSubnetEnv(t *testing.T) {
 		"without masquerading": {lease.Subnets{V4: four}, "{" + v4 + "}", false,
 			"FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.34.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n"},
 		"both": {lease.Subnets{V4: four, V6: six}, "{" + v4 + "," + v6 + "}", true,
-			"FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.34.1/24\nFLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:22::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"},
+			"FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.34.1/24\nFLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:22::1/64\nFLANNEL_MTU=1430\nFLANNEL_IPMASQ=true\n"},
 		"IPv6": {lease.Subnets{V6: six}, `{"EnableIPv4":false,` + v6 + "}", true,
-			"FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:22::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"},
+			"FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:22::1/64\nFLANNEL_MTU=1430\nFLANNEL_IPMASQ=true\n"},
 		"a config's MTU": {lease.Subnets{V4: four}, "{" + v4 + `,"Backend":{"Type":"vxlan","MTU":1400}}`, true,
 			"FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.34.1/24\nFLANNEL_MTU=1350\nFLANNEL_IPMASQ=true\n"},
 	} {

@@ -17,6 +17,7 @@ import (
 	"github.com/tenure-cni/tenure/daemon/fence"
 	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/daemon/node"
+	"github.com/tenure-cni/tenure/daemon/pathmtu"
 	"github.com/tenure-cni/tenure/daemon/server"
 )
 
@@ -188,19 +189,71 @@ func (d *daemon) publish(n conf.Network, s lease.Subnets, epoch int64) (lease.Re
 		return lease.Record{}, err
 	}
 	u, _ := d.underlay.Get()
-	return lease.Record{PublicIP: u.PublicIP, BackendType: conf.BackendVXLAN,
-		BackendData: &lease.BackendData{VNI: n.Backend.VNI, VtepMAC: lease.VTEPMAC(d.cfg.Etcd.Prefix, s, epoch)}}, nil
+	return record(u, n, lease.VTEPMAC(d.cfg.Etcd.Prefix, s, epoch)), nil
+}
+
+// record is the record in flannel's form: each family's address and data where
+// pods have that family, and of an address of IPv4 that there is none else.
+func record(u node.Underlay, n conf.Network, mac lease.MAC) lease.Record {
+	r := lease.Record{PublicIP: netip.IPv4Unspecified(), BackendType: n.Backend.Type}
+	vxlan := n.Backend.Type == conf.BackendVXLAN
+	if n.EnableIPv4 {
+		r.PublicIP = u.PublicIP
+	}
+	if n.EnableIPv4 && vxlan {
+		r.BackendData = &lease.BackendData{VNI: n.Backend.VNI, VtepMAC: mac}
+	}
+	if n.EnableIPv6 {
+		r.PublicIPv6 = &u.PublicIP6
+	}
+	if n.EnableIPv6 && vxlan {
+		r.BackendV6Data = &lease.BackendData{VNI: n.Backend.VNI, VtepMAC: mac}
+	}
+	return r
+}
+
+// holes are the ways to peers that lose large packets.
+func (d *daemon) holes() []pathmtu.Hole { return d.paths.Holes() }
+
+// underlayMoved tells whoever works with the underlay that it is another, or
+// has another MTU.
+func (d *daemon) underlayMoved() {
+	d.engine.Touch()
+	d.node.Touch()
+	select {
+	case d.moved <- struct{}{}:
+	default:
+	}
 }
 
 // judge says what speaks against a network config on this machine.
 func (d *daemon) judge(n conf.Network) error {
-	faults := conf.Unsupported(n)
+	faults := append(conf.Unsupported(n), unable(n, d.cfg.Name, dataplane.HasIPv6())...)
 	taken, err := d.underlay.taken()
 	if err != nil {
 		return err
 	}
 	faults = append(faults, conf.Overlaps(n, d.withoutOwn(taken, n.SubnetLen))...)
 	return faults.Err()
+}
+
+// maxDevice is how long a device's name may be, in bytes.
+const maxDevice = 15
+
+// unable says what of a network config this machine cannot do with IPv6.
+func unable(n conf.Network, name string, hasIPv6 bool) conf.Faults {
+	if !n.EnableIPv6 {
+		return nil
+	}
+	var faults conf.Faults
+	if !hasIPv6 {
+		faults = append(faults, conf.Fault{Field: "EnableIPv6", Text: "this node's kernel has no IPv6: it was built or started without (ipv6.disable=1)"})
+	}
+	device := dataplane.Vxlan{VNI: n.Backend.VNI, Local: netip.IPv6Unspecified()}.DeviceName(name)
+	if n.Backend.Type == conf.BackendVXLAN && len(device) > maxDevice {
+		faults = append(faults, conf.Fault{Field: "Backend.VNI", Text: fmt.Sprintf("the device for IPv6 would be called %s, and no device's name is longer than %d bytes: take a smaller VNI, or a shorter --name on this node", device, maxDevice)})
+	}
+	return faults
 }
 
 // withoutOwn leaves out what lies in a subnet this node holds or held before:
@@ -231,7 +284,7 @@ func (d *daemon) withoutOwn(taken []conf.Named, length int) []conf.Named {
 // surroundings are the problems that others on this machine make.
 func (d *daemon) surroundings() []api.Problem {
 	v := d.engine.View()
-	return slices.Concat(d.notActive(), d.bridges.problems(v, d.memory.Get().Before(), d.cfg.SubnetFile), d.nameServerProblems(v.Network))
+	return slices.Concat(d.notActive(), d.oldMTUs(v.Network), d.bridges.problems(v, d.memory.Get().Before(), d.cfg.SubnetFile), d.nameServerProblems(v.Network))
 }
 
 // serveMetrics answers on --metrics-listen. A port in use is told and tried

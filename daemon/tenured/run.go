@@ -22,6 +22,7 @@ import (
 	"github.com/tenure-cni/tenure/daemon/flows"
 	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/daemon/node"
+	"github.com/tenure-cni/tenure/daemon/pathmtu"
 	"github.com/tenure-cni/tenure/daemon/server"
 	"github.com/tenure-cni/tenure/ipam"
 )
@@ -62,6 +63,7 @@ func run(ctx context.Context, cfg conf.Daemon, log *slog.Logger) error {
 	g.Go(func() error { return d.node.Collect(ctx) })
 	g.Go(func() error { return d.hook.Run(ctx) })
 	g.Go(func() error { return d.flows.Run(ctx) })
+	g.Go(func() error { return d.paths.Run(ctx) })
 	g.Go(func() error { return d.tenancy(ctx) })
 	g.Go(func() error { return watchdog(ctx, cfg.Socket, log) })
 	if cfg.EtcdEmbedded {
@@ -82,6 +84,8 @@ type daemon struct {
 	underlay  *underlay
 	endpoints *endpoints
 	bridges   *bridges
+	podMTUs   *podMTUs
+	paths     *pathmtu.Checker
 	embedded  *embedded
 	engine    *lease.Engine
 	plane     *lateLoop
@@ -92,6 +96,7 @@ type daemon struct {
 	times     *server.Times
 	flows     *flows.Forgetter
 	fence     atomic.Pointer[fence.Fence] // nil before there is one; its counts are read
+	moved     chan struct{}               // capacity 1: the underlay changed, files may too
 	// former are the subnets of before this start.
 	former []netip.Prefix
 }
@@ -103,7 +108,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{cfg: cfg, log: log, plane: newLateLoop(), times: server.NewTimes()}
+	d := &daemon{cfg: cfg, log: log, plane: newLateLoop(), times: server.NewTimes(), moved: make(chan struct{}, 1)}
 	etcd, step := &connections{}, stopAt()
 	if d.memory, err = lease.OpenMemory(cfg.StateDir, productUUID()); err != nil {
 		return nil, err
@@ -122,9 +127,11 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		Boot: boot, Memory: d.memory, Clock: fence.BootTime, Clocks: clocks, Flannel: d.underlay.flannelUp, Running: uidRuns,
 		Ready: d.underlay.Ready, Local: d.underlay.local, Public: d.underlay.public, Silent: d.underlay.silent, Publish: d.publish, Judge: d.judge, Birth: cfg.NetworkConfig, Why: d.endpoints.why, Step: step, Log: log,
 	})
-	d.underlay.onChange, d.underlay.onLook = d.engine.Touch, etcd.closeFrom
+	d.underlay.onChange, d.underlay.onLook = d.underlayMoved, etcd.closeFrom
 	d.bridges = &bridges{ours: dataplane.Desired{Name: cfg.Name}.BridgeName()}
+	d.podMTUs = &podMTUs{instance: cfg.Name}
 	d.underlay.onLinks = func(links []netlink.Link, addrs []netlink.Addr) {
+		d.podMTUs.look(links)
 		d.bridges.look(links, addrs, d.engine.View().Holding.Subnets())
 	}
 	d.underlay.network = func() *conf.Network { return d.engine.View().Network }
@@ -143,9 +150,10 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 	d.node = node.New(node.Config{
 		Instance: cfg.Name, NodeName: cfg.NodeName, UID: d.memory.Get().UID, Version: version, Prefix: cfg.Etcd.Prefix,
 		Clock: fence.BootTime, Underlay: d.underlay.Get, UnderlayErr: d.underlay.Err,
-		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept,
+		Masq: cfg.IPMasq, MasqRandomFully: cfg.MasqRandomFully, ForwardAccept: cfg.ForwardAccept, ClampMSS: cfg.ClampMSS, TxChecksum: cfg.TxChecksum, Holes: d.holes,
 		Tenancy: d.engine, GiveUp: d.engine.Leave, Forget: d.engine.ForgetNetworks, Ledger: ledger, Interfaces: timedInterfaces{d.attacher, d.times}, Plane: d.plane, Store: d.endpoints, Hook: d.hook, Neighbours: d.attacher, Flows: d.flows, Surroundings: d.surroundings, Log: log, Step: step,
 	})
+	d.paths = pathmtu.New(d.node.Ways, d.node.Touch, log)
 	d.queue = &queue{dir: queueDir(cfg.Socket), node: d.node, log: log}
 	return d, nil
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/tenure-cni/tenure/daemon/dataplane"
+	"github.com/tenure-cni/tenure/daemon/fence"
 )
 
 // passes bounds how often the kernel is looked at: the second pass finds
@@ -15,23 +17,24 @@ const passes = 3
 
 // kernel removes everything of the instance, reading after writing.
 func (r *removal) kernel(ctx context.Context) error {
-	k, err := dataplane.OpenLinux(dataplane.LinuxOptions{Name: r.Instance, Guard: noFence{}})
+	k, err := dataplane.OpenLinux(dataplane.LinuxOptions{Name: r.Instance, Guard: noFence{r.Instance}})
 	if err != nil {
 		return fmt.Errorf("clean the kernel: %w", err)
 	}
 	defer k.Close()
+	rules := dataplane.Families{V4: true, V6: slices.ContainsFunc(r.networks, func(n netip.Prefix) bool { return n.Addr().Is6() })}
 	var last error
 	for range passes {
-		state, err := k.Read(ctx, true)
+		state, err := k.Read(ctx, rules)
 		if err != nil {
 			return fmt.Errorf("clean the kernel: %w", err)
 		}
-		ops, left := dataplane.Removal(r.Instance, r.network, state)
+		ops, left := dataplane.Removal(r.Instance, r.networks, state)
 		if len(ops) == 0 {
 			for _, c := range left {
 				r.say("%s", c.Text)
 			}
-			return errors.Join(last, unread(state))
+			return errors.Join(last, unread(state, rules))
 		}
 		last = nil
 		for _, op := range ops {
@@ -46,8 +49,8 @@ func (r *removal) kernel(ctx context.Context) error {
 }
 
 // unread: rules that were not seen were not removed.
-func unread(s dataplane.State) error {
-	if s.Rules != nil {
+func unread(s dataplane.State, asked dataplane.Families) error {
+	if s.Rules != nil && (s.Rules6 != nil || !s.IPv6 || !asked.V6) {
 		return nil
 	}
 	for _, f := range s.Faults {
@@ -58,8 +61,9 @@ func unread(s dataplane.State) error {
 	return nil
 }
 
-// noFence stands for the fence where devices are only removed.
-type noFence struct{}
+// noFence stands for the fence where devices are only removed, and the filters
+// on the host's own.
+type noFence struct{ instance string }
 
 var _ dataplane.Guard = noFence{}
 
@@ -68,3 +72,15 @@ func (noFence) Attach(context.Context, int) error            { return errors.Err
 func (noFence) Tokens() (map[[6]byte]netip.Prefix, error)    { return nil, nil }
 func (noFence) Allow(mac [6]byte, subnet netip.Prefix) error { return errors.ErrUnsupported }
 func (noFence) Deny(mac [6]byte) error                       { return errors.ErrUnsupported }
+
+func (n noFence) Uplinks() ([]int, error) {
+	return fence.Uplinks(fence.Options{Instance: n.instance})
+}
+
+func (noFence) AttachedUplink(context.Context, int) (bool, error) { return true, nil }
+
+func (noFence) AttachUplink(context.Context, int) error { return errors.ErrUnsupported }
+
+func (n noFence) DetachUplink(_ context.Context, ifindex int) error {
+	return fence.RemoveUplink(fence.Options{Instance: n.instance}, ifindex)
+}

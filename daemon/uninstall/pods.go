@@ -61,27 +61,42 @@ func (r *removal) findPods(ctx context.Context) ([]string, error) {
 	return pods, nil
 }
 
-// podNetwork is the network as the daemon says it, or as it last wrote it.
-func (r *removal) podNetwork(s *api.Status) netip.Prefix {
+// podNetworks are the networks as the daemon says them, or as it last wrote them.
+func (r *removal) podNetworks(s *api.Status) []netip.Prefix {
 	if s != nil {
-		if p, err := netip.ParsePrefix(s.Network); err == nil {
-			return p
+		if all := prefixes(s.Network, s.Network6); len(all) > 0 {
+			return all
 		}
 	}
 	if b, err := os.ReadFile(r.SubnetFile); err == nil {
+		var texts []string
 		lines := bufio.NewScanner(bytes.NewReader(b))
 		for lines.Scan() {
-			if text, ok := strings.CutPrefix(lines.Text(), "FLANNEL_NETWORK="); ok {
-				p, _ := netip.ParsePrefix(text)
-				return p
+			name, text, _ := strings.Cut(lines.Text(), "=")
+			if name == "FLANNEL_NETWORK" || name == "FLANNEL_IPV6_NETWORK" {
+				texts = append(texts, text)
 			}
+		}
+		if all := prefixes(texts...); len(all) > 0 {
+			return all
 		}
 	}
 	var memory struct {
-		Config struct{ Network netip.Prefix }
+		Config struct{ Network, IPv6Network string }
 	}
 	if b, err := os.ReadFile(filepath.Join(r.StateDir, "node.json")); err == nil {
 		_ = json.Unmarshal(b, &memory) // what cannot be read is not known
 	}
-	return memory.Config.Network
+	return prefixes(memory.Config.Network, memory.Config.IPv6Network)
+}
+
+// prefixes are those of the texts that are networks.
+func prefixes(texts ...string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, text := range texts {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			all = append(all, p)
+		}
+	}
+	return all
 }

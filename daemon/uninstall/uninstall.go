@@ -49,9 +49,9 @@ const (
 type removal struct {
 	Options
 	say func(format string, args ...any)
-	// network is the pod network, invalid where nobody knows it.
-	network netip.Prefix
-	pods    []string
+	// networks are the pod networks, none where nobody knows them.
+	networks []netip.Prefix
+	pods     []string
 }
 
 // Run takes the instance away and says each step. Its error is what stopped
@@ -59,7 +59,7 @@ type removal struct {
 func Run(ctx context.Context, o Options, say func(format string, args ...any)) error {
 	r := &removal{Options: o, say: say}
 	status := r.ask(ctx)
-	r.network = r.podNetwork(status)
+	r.networks = r.podNetworks(status)
 	if err := errors.Join(r.refuse(ctx), r.refuseContainer()); err != nil {
 		return err
 	}

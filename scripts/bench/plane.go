@@ -174,7 +174,7 @@ func (p *plane) repairs(ctx context.Context, times int, t *table) error {
 				if err := l.WaitConverged(ctx); err != nil {
 					return err
 				}
-				if _, err := p.other.Read(ctx, true); err != nil {
+				if _, err := p.other.Read(ctx, dataplane.Families{V4: true}); err != nil {
 					return err
 				}
 				began := time.Now()
@@ -195,7 +195,7 @@ func (p *plane) untilUndone(ctx context.Context, want dataplane.Desired, rules b
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for ctx.Err() == nil {
-		s, err := p.other.Read(ctx, rules)
+		s, err := p.other.Read(ctx, dataplane.Families{V4: rules})
 		if err != nil {
 			return err
 		}
@@ -241,10 +241,10 @@ func (p *plane) damages(want dataplane.Desired) []harm {
 // desired wants the given number of peers.
 func (p *plane) desired(peers int) dataplane.Desired {
 	d := dataplane.Desired{
-		Name: "tenure", Network: netip.MustParsePrefix("10.0.0.0/8"),
+		Name: "tenure", Networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 		Bridge: dataplane.Bridge{MAC: dataplane.MAC{0x0a, 1}, MTU: 1450, Gateways: []netip.Prefix{netip.MustParsePrefix("10.5.34.1/24")}},
-		Vxlan: &dataplane.Vxlan{VNI: 1, Port: 8472, Local: p.local, Parent: "eth0",
-			MAC: dataplane.MAC{0x0a, 2}, MTU: 1450, Addr: netip.MustParsePrefix("10.5.34.0/32")},
+		Overlays: []dataplane.Vxlan{{VNI: 1, Port: 8472, Local: p.local, Parent: "eth0",
+			MAC: dataplane.MAC{0x0a, 2}, MTU: 1450, Addr: netip.MustParsePrefix("10.5.34.0/32")}},
 		Masq: true, MasqRandomFully: true, ForwardAccept: true,
 	}
 	for i := range peers {
@@ -277,6 +277,15 @@ func (g *openGuard) Attach(_ context.Context, ifindex int) error {
 	g.attached[ifindex] = true
 	return nil
 }
+
+// Uplinks and what follows: the bench has no direct routes.
+func (g *openGuard) Uplinks() ([]int, error) { return nil, nil }
+
+func (g *openGuard) AttachedUplink(context.Context, int) (bool, error) { return false, nil }
+
+func (g *openGuard) AttachUplink(context.Context, int) error { return errors.ErrUnsupported }
+
+func (g *openGuard) DetachUplink(context.Context, int) error { return nil }
 
 func (g *openGuard) Tokens() (map[[6]byte]netip.Prefix, error) {
 	g.mu.Lock()

@@ -45,7 +45,7 @@ const (
 
 // leaves of the daemon: each knows one thing.
 func leaves() []string {
-	return own("daemon/lease", "daemon/fence", "daemon/dataplane", "daemon/attach", "daemon/hook", "daemon/flows", "ipam")
+	return own("daemon/lease", "daemon/fence", "daemon/dataplane", "daemon/attach", "daemon/hook", "daemon/flows", "daemon/pathmtu", "ipam")
 }
 
 func importRules() []importRule {

@@ -42,7 +42,13 @@ func Context(t testing.TB, d time.Duration) context.Context {
 // with the network config. No daemon runs yet.
 func Born(ctx context.Context, t testing.TB, network string, names ...string) *Cluster {
 	t.Helper()
-	l, nodes := labtest.Cluster(t, lab.Options{}, names...)
+	return BornIn(ctx, t, lab.Options{}, network, names...)
+}
+
+// BornIn is Born in a lab with options, such as IPv6 on the LAN.
+func BornIn(ctx context.Context, t testing.TB, opts lab.Options, network string, names ...string) *Cluster {
+	t.Helper()
+	l, nodes := labtest.Cluster(t, opts, names...)
 	c := &Cluster{Lab: l, Nodes: nodes}
 	c.Init(ctx, t, network)
 	return c

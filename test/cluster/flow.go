@@ -42,13 +42,13 @@ func StartFlow(ctx context.Context, t testing.TB, from, to *lab.NS, addr netip.A
 	var server net.PacketConn
 	err := to.Do(func() (err error) {
 		var lc net.ListenConfig
-		server, err = lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(addr, flowPort).String())
+		server, err = lc.ListenPacket(ctx, "udp", netip.AddrPortFrom(addr, flowPort).String())
 		return err
 	})
 	if err != nil {
 		t.Fatalf("flow %s: %v", f.name, err)
 	}
-	client, err := from.Dial(ctx, "udp4", netip.AddrPortFrom(addr, flowPort).String())
+	client, err := from.Dial(ctx, "udp", netip.AddrPortFrom(addr, flowPort).String())
 	if err != nil {
 		t.Fatalf("flow %s: %v", f.name, err)
 	}

@@ -16,7 +16,7 @@ import (
 // namespace, with the address that it seems to come from.
 func Serve(ctx context.Context, t testing.TB, at *lab.NS, port int) {
 	t.Helper()
-	ln, err := at.Listen(ctx, "tcp4", fmt.Sprintf(":%d", port))
+	ln, err := at.Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ const askTime = time.Second
 
 // Ask connects to what Serve serves and returns whom the server saw.
 func Ask(ctx context.Context, from *lab.NS, to netip.Addr, port int) (seen netip.Addr, err error) {
-	return ask(ctx, "tcp4", from, netip.AddrPortFrom(to, uint16(port)), readAll)
+	return ask(ctx, "tcp", from, netip.AddrPortFrom(to, uint16(port)), readAll)
 }
 
 func readAll(c net.Conn) ([]byte, error) { return io.ReadAll(c) }
@@ -103,7 +103,7 @@ func ServeUDP(ctx context.Context, t testing.TB, at *lab.NS, port int) {
 	t.Cleanup(func() { _ = conn.Close(); <-done })
 }
 
-// SeenBy is Seen by tcp4 or, where ServeUDP serves, udp4.
+// SeenBy is Seen by tcp or, where ServeUDP serves, udp4.
 func SeenBy(ctx context.Context, t testing.TB, network string, from *lab.NS, to netip.AddrPort, as netip.Addr) {
 	t.Helper()
 	read := readAll
@@ -123,7 +123,7 @@ func SeenBy(ctx context.Context, t testing.TB, network string, from *lab.NS, to 
 // sees it come from the given address.
 func Seen(ctx context.Context, t testing.TB, from *lab.NS, to netip.Addr, port int, as netip.Addr) {
 	t.Helper()
-	SeenBy(ctx, t, "tcp4", from, netip.AddrPortFrom(to, uint16(port)), as)
+	SeenBy(ctx, t, "tcp", from, netip.AddrPortFrom(to, uint16(port)), as)
 }
 
 // Unseen makes sure that no connection comes about.

@@ -92,6 +92,12 @@ func TestDoctor(t *testing.T) {
 		{"a program cannot be run", "chmod -x " + plugins + "/portmap", "chmod +x " + plugins + "/portmap", 1, "cni-plugins", "portmap"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if c.name == "underlay's MTU shrinks" { // a daemon that runs puts it right within seconds
+				if err := n1.Stop(ctx); err != nil {
+					t.Fatal(err)
+				}
+				defer cluster.Start(ctx, t, n1)
+			}
 			cluster.Exec(ctx, t, n1, "sh", "-ec", c.breaks)
 			code, all := doctor(ctx, t, n1, plugins)
 			cluster.Exec(ctx, t, n1, "sh", "-ec", c.mends)

@@ -39,6 +39,17 @@ func TestFirewallOptions(t *testing.T) {
 			becomes(ctx, t, n, whole)
 		})
 	}
+	t.Run("--clamp-mss", func(t *testing.T) {
+		restartWith(ctx, t, n, "--clamp-mss")
+		cluster.Eventually(ctx, t, 10*time.Second, "segments are clamped", func() error {
+			if now := firewall(ctx, t, n); strings.Count(now, "-j TENURE-MSS") != 1 || strings.Count(now, "-j TCPMSS") != 4 {
+				return errors.New("there are\n" + now)
+			}
+			return nil
+		})
+		restartWith(ctx, t, n)
+		becomes(ctx, t, n, whole)
+	})
 	restartWith(ctx, t, n, "--ip-masq=false", "--forward-accept=false")
 	becomes(ctx, t, n, without(without(whole, "TENURE-MASQ"), "TENURE-FWD"))
 }

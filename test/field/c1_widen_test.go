@@ -241,8 +241,12 @@ func TestC1Backend(t *testing.T) {
 	configSet(ctx, t, n1, 0, fmt.Sprintf(tail, `"MTU":1400`))
 	mtu(cluster.Overlay, 1350)
 	mtu(cluster.Bridge, 1350)
-	if link, err := cluster.FindLink(ctx, cluster.Pod(ctx, t, n1, "small"), "eth0"); err != nil || link.MTU != 1350 {
+	small := cluster.Pod(ctx, t, n1, "small")
+	if link, err := cluster.FindLink(ctx, small, "eth0"); err != nil || link.MTU != 1350 {
 		t.Errorf("a new pod has MTU %d, %v", link.MTU, err)
+	}
+	if err := small.Del(ctx); err != nil { // it is to be named once the MTU is another
+		t.Fatal(err)
 	}
 	if link, err := cluster.FindLink(ctx, ring.Pods[0], "eth0"); err != nil || link.MTU != 1450 {
 		t.Errorf("a pod that runs has MTU %d, %v", link.MTU, err)

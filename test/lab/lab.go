@@ -147,6 +147,9 @@ func (l *Lab) Dir() string { return l.rec.Dir }
 // OutsideAddr is the address of the outside host.
 func (l *Lab) OutsideAddr() netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, 10}) }
 
+// OutsideAddr6 is its IPv6 address, which it has with Options.IPv6.
+func (l *Lab) OutsideAddr6() netip.Addr { return netip.MustParseAddr("2001:db8:100::10") }
+
 // Nodes returns the nodes in the order of AddNode.
 func (l *Lab) Nodes() []*Node {
 	l.mu.Lock()

@@ -43,8 +43,9 @@ type Pod struct {
 	Pod string
 	// Node is the host it runs on.
 	Node *Node
-	// IP is the first address of Result.
-	IP netip.Addr
+	// IP is the first address of Result, IP6 the first one of IPv6, invalid if
+	// there is none.
+	IP, IP6 netip.Addr
 	// Result is what ADD answered.
 	Result *types100.Result
 
@@ -109,6 +110,11 @@ func (p *Pod) Add(ctx context.Context) error {
 		return fmt.Errorf("ADD of pod %s on %s: address %v", p.Pod, p.Node.Host, result.IPs[0].Address)
 	}
 	p.Result, p.IP = result, addr.Unmap()
+	for _, ip := range result.IPs {
+		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok && a.Unmap().Is6() && !p.IP6.IsValid() {
+			p.IP6 = a
+		}
+	}
 	return nil
 }
 

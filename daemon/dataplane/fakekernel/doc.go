@@ -3,6 +3,7 @@
 //
 // It owns the rules of the real kernel that matter to the order of changes: a
 // link takes with it what stands on it, a link that goes down loses its routes
-// and neighbours, a new MAC loses the neighbours, the last address takes
-// routes and neighbours along, a route needs a link that is up. It must not import netlink.
+// and neighbours, and its IPv6 addresses, a new MAC loses the neighbours, the
+// last IPv4 address takes routes and neighbours along, a route needs a link that
+// is up. It must not import netlink.
 package fakekernel

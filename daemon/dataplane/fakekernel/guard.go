@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -12,8 +13,11 @@ import (
 type Guard struct {
 	mu       sync.Mutex
 	attached map[int]bool
-	tokens   map[[6]byte]netip.Prefix
-	err      error
+	// uplinks are the devices that were asked to bear the other form, and
+	// whether they do.
+	uplinks map[int]bool
+	tokens  map[[6]byte]netip.Prefix
+	err     error
 }
 
 // Fail makes every call fail with err from now on; nil ends that.
@@ -28,6 +32,49 @@ func (g *Guard) Detach(ifindex int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.attached, ifindex)
+	if _, ok := g.uplinks[ifindex]; ok {
+		g.uplinks[ifindex] = false
+	}
+}
+
+// Uplinks implements dataplane.Guard.
+func (g *Guard) Uplinks() ([]int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Sorted(maps.Keys(g.uplinks)), g.err
+}
+
+// AttachedUplink implements dataplane.Guard.
+func (g *Guard) AttachedUplink(_ context.Context, ifindex int) (bool, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.uplinks[ifindex], g.err
+}
+
+// AttachUplink implements dataplane.Guard.
+func (g *Guard) AttachUplink(_ context.Context, ifindex int) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.uplinks == nil {
+		g.uplinks = map[int]bool{}
+	}
+	if g.err != nil {
+		g.uplinks[ifindex] = false
+		return g.err
+	}
+	g.uplinks[ifindex] = true
+	return nil
+}
+
+// DetachUplink implements dataplane.Guard.
+func (g *Guard) DetachUplink(_ context.Context, ifindex int) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err != nil {
+		return g.err
+	}
+	delete(g.uplinks, ifindex)
+	return nil
 }
 
 // Attached implements dataplane.Guard. A new device has a new index, so what

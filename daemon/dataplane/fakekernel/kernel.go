@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -17,8 +18,23 @@ import (
 // protocolKernel marks the routes that a kernel makes for its addresses.
 const protocolKernel = 2
 
-// IPForward is the path of the sysctl that a new namespace has at 0.
-const IPForward = "net/ipv4/ip_forward"
+// IPForward and IPForward6 are the paths of sysctls that a new namespace has at
+// 0.
+const (
+	IPForward  = "net/ipv4/ip_forward"
+	IPForward6 = "net/ipv6/conf/all/forwarding"
+)
+
+// metric6 is that of the routes that a kernel makes for its IPv6 addresses.
+const metric6 = 256
+
+func noRules() *dataplane.Rules {
+	return &dataplane.Rules{
+		Chains:      map[dataplane.Chain][]string{},
+		Jumps:       map[dataplane.Chain][]string{},
+		RandomFully: true,
+	}
+}
 
 // Kernel is a dataplane.Kernel in memory. It is safe for concurrent use.
 type Kernel struct {
@@ -40,17 +56,17 @@ func New(guard dataplane.Guard, links ...string) *Kernel {
 		guard:    guard,
 		watchers: map[chan struct{}]struct{}{},
 		state: dataplane.State{
+			IPv6:    true,
 			Links:   map[string]dataplane.Link{},
 			Addrs:   map[dataplane.Addr]struct{}{},
 			Routes:  map[dataplane.Route]struct{}{},
 			FDB:     map[dataplane.FDB]struct{}{},
 			Neighs:  map[dataplane.Neigh]dataplane.MAC{},
-			Sysctls: map[string]string{IPForward: "0"},
-			Rules: &dataplane.Rules{
-				Chains:      map[dataplane.Chain][]string{},
-				Jumps:       map[dataplane.Chain][]string{},
-				RandomFully: true,
-			},
+			Sysctls: map[string]string{IPForward: "0", IPForward6: "0"},
+			Rules:   noRules(),
+			Rules6:  noRules(),
+
+			TxChecksum: map[string]bool{},
 		},
 	}
 	for _, name := range links {
@@ -91,7 +107,7 @@ func (k *Kernel) FailRead(f func() error) {
 }
 
 // Read implements dataplane.Kernel.
-func (k *Kernel) Read(ctx context.Context, rules bool) (dataplane.State, error) {
+func (k *Kernel) Read(ctx context.Context, rules dataplane.Families) (dataplane.State, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.failRead != nil {
@@ -100,8 +116,11 @@ func (k *Kernel) Read(ctx context.Context, rules bool) (dataplane.State, error) 
 		}
 	}
 	s := k.state.Clone()
-	if !rules {
+	if !rules.V4 {
 		s.Rules = nil
+	}
+	if !rules.V6 {
+		s.Rules6 = nil
 	}
 	s.Fenced = map[string]bool{}
 	for name, l := range s.Links {
@@ -115,6 +134,7 @@ func (k *Kernel) Read(ctx context.Context, rules bool) (dataplane.State, error) 
 		}
 		s.Fenced[name] = attached
 	}
+	k.readUplinks(ctx, &s)
 	tokens, err := k.guard.Tokens()
 	if err != nil {
 		s.Faults = append(s.Faults, dataplane.Fault{What: "fence", Why: err.Error()})
@@ -127,11 +147,26 @@ func (k *Kernel) Read(ctx context.Context, rules bool) (dataplane.State, error) 
 	return s, nil
 }
 
+func (k *Kernel) readUplinks(ctx context.Context, s *dataplane.State) {
+	known, err := k.guard.Uplinks()
+	uplinks := map[string]bool{}
+	for name, l := range s.Links {
+		if err == nil && slices.Contains(known, l.Index) {
+			uplinks[name], err = k.guard.AttachedUplink(ctx, l.Index)
+		}
+	}
+	if err != nil {
+		s.Faults = append(s.Faults, dataplane.Fault{What: "fence", Why: err.Error()})
+		return
+	}
+	s.Uplinks = uplinks
+}
+
 // RulesMark implements dataplane.Kernel.
 func (k *Kernel) RulesMark(context.Context) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return fmt.Sprint(*k.state.Rules) // maps are printed in the order of their keys
+	return fmt.Sprint(*k.state.Rules, *k.state.Rules6) // maps are printed in the order of their keys
 }
 
 // Apply implements dataplane.Kernel.
@@ -151,6 +186,18 @@ func (k *Kernel) Apply(ctx context.Context, op dataplane.Op) error {
 			return err
 		}
 		return k.guard.Attach(ctx, l.Index)
+	case dataplane.AttachUplink:
+		l, err := k.link(c.Link)
+		if err != nil {
+			return err
+		}
+		return k.guard.AttachUplink(ctx, l.Index)
+	case dataplane.DetachUplink:
+		l, err := k.link(c.Link)
+		if err != nil {
+			return nil // gone, and the fence with it
+		}
+		return k.guard.DetachUplink(ctx, l.Index)
 	case dataplane.AllowToken:
 		return k.guard.Allow(c.MAC, c.Subnet)
 	case dataplane.DenyToken:
@@ -162,6 +209,8 @@ func (k *Kernel) Apply(ctx context.Context, op dataplane.Op) error {
 		return k.setRules(c)
 	case dataplane.SetRoute, dataplane.DelRoute:
 		return k.applyRoute(c)
+	case dataplane.Reroute:
+		return k.reroute(c)
 	case dataplane.AddAddr, dataplane.DelAddr:
 		return k.applyAddr(c)
 	case dataplane.SetFDB, dataplane.DelFDB, dataplane.SetNeigh, dataplane.DelNeigh:
@@ -224,6 +273,8 @@ func (k *Kernel) applyLink(change dataplane.Change) error {
 		})
 	case dataplane.SetMTU:
 		return k.changeLink(c.Link, func(l *dataplane.Link) { l.MTU = c.MTU })
+	case dataplane.SetTxChecksum:
+		return k.changeLink(c.Link, func(*dataplane.Link) { k.state.TxChecksum[c.Link] = c.On })
 	case dataplane.SetUp:
 		return k.changeLink(c.Link, func(l *dataplane.Link) {
 			l.Up = true
@@ -234,6 +285,7 @@ func (k *Kernel) applyLink(change dataplane.Change) error {
 			l.Up = false
 			k.dropNeighs(c.Link)
 			k.dropRoutes(c.Link, false)
+			k.dropAddrs6(c.Link)
 		})
 	case dataplane.SetFlags:
 		return k.changeLink(c.Link, func(l *dataplane.Link) {
@@ -273,23 +325,30 @@ func (k *Kernel) create(name string, l dataplane.Link) error {
 		return syscall.EEXIST
 	}
 	k.addLink(name, l)
+	for setting, value := range map[string]string{"disable_ipv6": "0", "accept_dad": "1", "accept_ra": "1", "addr_gen_mode": "0"} {
+		k.state.Sysctls["net/ipv6/conf/"+name+"/"+setting] = value
+	}
 	return nil
 }
 
-// createVxlan allows one device per VNI and port, whatever its addresses.
+// createVxlan allows one device per VNI, port and family, whatever its addresses.
 func (k *Kernel) createVxlan(c dataplane.AddVxlan) error {
 	if _, err := k.link(c.Tunnel.Parent); err != nil {
 		return err
 	}
 	for _, l := range k.state.Links {
-		same := l.Tunnel.VNI == c.Tunnel.VNI && l.Tunnel.Port == c.Tunnel.Port
+		same := l.Tunnel.VNI == c.Tunnel.VNI && l.Tunnel.Port == c.Tunnel.Port && l.Tunnel.Local.Is6() == c.Tunnel.Local.Is6()
 		if l.Kind == dataplane.KindVxlan && same {
 			return syscall.EEXIST
 		}
 	}
-	return k.create(c.Name, dataplane.Link{
+	err := k.create(c.Name, dataplane.Link{
 		Kind: dataplane.KindVxlan, MAC: c.MAC, MTU: orMTU(c.MTU), Tunnel: c.Tunnel,
 	})
+	if err == nil {
+		k.state.TxChecksum[c.Name] = true
+	}
+	return err
 }
 
 func (k *Kernel) changeLink(name string, f func(*dataplane.Link)) error {
@@ -306,11 +365,14 @@ func (k *Kernel) changeLink(name string, f func(*dataplane.Link)) error {
 // the vxlan devices above it; its ports go free.
 func (k *Kernel) delLink(name string) {
 	delete(k.state.Links, name)
+	delete(k.state.TxChecksum, name)
 	k.dropRoutes(name, true)
 	k.dropNeighs(name)
 	maps.DeleteFunc(k.state.Addrs, func(a dataplane.Addr, _ struct{}) bool { return a.Link == name })
 	maps.DeleteFunc(k.state.FDB, func(f dataplane.FDB, _ struct{}) bool { return f.Link == name })
-	delete(k.state.Sysctls, "net/ipv4/conf/"+name+"/forwarding")
+	maps.DeleteFunc(k.state.Sysctls, func(path, _ string) bool {
+		return strings.HasPrefix(path, "net/ipv4/conf/"+name+"/") || strings.HasPrefix(path, "net/ipv6/conf/"+name+"/")
+	})
 	for other, l := range k.state.Links {
 		if l.Kind == dataplane.KindVxlan && l.Tunnel.Parent == name {
 			k.delLink(other)
@@ -333,7 +395,21 @@ func (k *Kernel) dropRoutes(link string, local bool) {
 	})
 }
 
+// dropAddrs6 drops the IPv6 addresses of a link that goes down.
+func (k *Kernel) dropAddrs6(link string) {
+	for a := range maps.Clone(k.state.Addrs) {
+		if a.Link == link && a.Prefix.Addr().Is6() {
+			k.delAddr6(a)
+		}
+	}
+}
+
 func connected(a dataplane.Addr) dataplane.Route {
+	if a.Prefix.Addr().Is6() {
+		return dataplane.Route{
+			Dst: a.Prefix.Masked(), Link: a.Link, Type: dataplane.RouteUnicast, Metric: metric6, Protocol: protocolKernel,
+		}
+	}
 	return dataplane.Route{
 		Dst: a.Prefix.Masked(), Link: a.Link, Type: dataplane.RouteUnicast,
 		Protocol: protocolKernel, LinkScope: true, Src: a.Prefix.Addr(),
@@ -342,10 +418,13 @@ func connected(a dataplane.Addr) dataplane.Route {
 
 func local(a dataplane.Addr) dataplane.Route {
 	ip := a.Prefix.Addr()
-	return dataplane.Route{
-		Dst: netip.PrefixFrom(ip, ip.BitLen()), Link: a.Link, Type: dataplane.RouteLocal,
-		Protocol: protocolKernel, Src: ip,
+	r := dataplane.Route{
+		Dst: netip.PrefixFrom(ip, ip.BitLen()), Link: a.Link, Type: dataplane.RouteLocal, Protocol: protocolKernel,
 	}
+	if ip.Is4() {
+		r.Src = ip
+	}
+	return r
 }
 
 // connect makes the routes for a link's addresses, one for each prefix.
@@ -359,7 +438,7 @@ func (k *Kernel) connect(link string) {
 }
 
 func (k *Kernel) connectAddr(a dataplane.Addr) {
-	if !a.Prefix.IsSingleIP() && !k.occupied(connected(a)) {
+	if (a.Prefix.Addr().Is6() || !a.Prefix.IsSingleIP()) && !k.occupied(connected(a)) {
 		k.state.Routes[connected(a)] = struct{}{}
 	}
 }
@@ -387,8 +466,8 @@ func (k *Kernel) applyAddr(change dataplane.Change) error {
 		if err != nil {
 			return err
 		}
-		if _, ok := k.state.Addrs[c.Addr]; ok {
-			return nil
+		if _, ok := k.state.Addrs[c.Addr]; ok || c.Addr.Prefix.Addr().Is6() && k.bears(c.Addr.Link, c.Addr.Prefix.Addr()) {
+			return nil // one of IPv6 is there once, with whatever length
 		}
 		k.state.Addrs[c.Addr] = struct{}{}
 		k.state.Routes[local(c.Addr)] = struct{}{}
@@ -396,14 +475,36 @@ func (k *Kernel) applyAddr(change dataplane.Change) error {
 			k.connectAddr(c.Addr)
 		}
 	case dataplane.DelAddr:
-		k.delAddr(c.Addr)
+		if c.Addr.Prefix.Addr().Is6() {
+			k.delAddr6(c.Addr)
+		} else {
+			k.delAddr(c.Addr)
+		}
 	}
 	return nil
 }
 
+// delAddr6 takes nothing along but what the address alone has.
+func (k *Kernel) delAddr6(gone dataplane.Addr) {
+	shared := false
+	for a := range maps.Clone(k.state.Addrs) {
+		switch {
+		case a.Link != gone.Link:
+		case a.Prefix == gone.Prefix:
+			delete(k.state.Addrs, a) // with whatever oddity
+			delete(k.state.Routes, local(a))
+		default:
+			shared = shared || a.Prefix.Masked() == gone.Prefix.Masked()
+		}
+	}
+	if !shared {
+		delete(k.state.Routes, connected(gone))
+	}
+}
+
 // delAddr takes the other addresses of the same prefix along, as a real
-// kernel does when the first of them goes, and with the link's last address
-// all its routes and neighbours.
+// kernel does when the first of them goes, and with the link's last IPv4 address
+// all its routes and neighbours of that family.
 func (k *Kernel) delAddr(gone dataplane.Addr) {
 	if _, ok := k.state.Addrs[gone]; !ok {
 		return
@@ -416,13 +517,13 @@ func (k *Kernel) delAddr(gone dataplane.Addr) {
 			if !k.bears(a.Link, a.Prefix.Addr()) {
 				delete(k.state.Routes, local(a))
 			}
-		} else if a.Link == gone.Link {
+		} else if a.Link == gone.Link && a.Prefix.Addr().Is4() {
 			last = false
 		}
 	}
 	if last {
-		k.dropNeighs(gone.Link)
-		k.dropRoutes(gone.Link, true)
+		maps.DeleteFunc(k.state.Neighs, func(n dataplane.Neigh, _ dataplane.MAC) bool { return n.Link == gone.Link && n.Addr.Is4() })
+		maps.DeleteFunc(k.state.Routes, func(r dataplane.Route, _ struct{}) bool { return r.Link == gone.Link && r.Dst.Addr().Is4() })
 	}
 }
 
@@ -502,4 +603,15 @@ func (k *Kernel) applyRoute(change dataplane.Change) error {
 		delete(k.state.Routes, c.Route)
 	}
 	return nil
+}
+
+func (k *Kernel) reroute(c dataplane.Reroute) error {
+	var errs []error
+	for _, r := range c.Set {
+		errs = append(errs, k.applyRoute(dataplane.SetRoute{Route: r, Replace: true}))
+	}
+	for _, r := range c.Del {
+		errs = append(errs, k.applyRoute(dataplane.DelRoute{Route: r}))
+	}
+	return errors.Join(errs...)
 }

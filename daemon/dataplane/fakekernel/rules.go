@@ -10,13 +10,17 @@ import (
 
 // setRules edits all tables or, when a rule or chain is missing, none.
 func (k *Kernel) setRules(c dataplane.SetRules) error {
-	rules := k.state.Rules.Clone()
+	of := &k.state.Rules
+	if c.Six {
+		of = &k.state.Rules6
+	}
+	rules := (*of).Clone()
 	for _, t := range c.Tables {
 		if err := editTable(rules, t); err != nil {
 			return err
 		}
 	}
-	k.state.Rules = &rules
+	*of = &rules
 	return nil
 }
 
