@@ -34,6 +34,8 @@ func (f *daemonForm) finish(l *loader) {
 func (f *daemonForm) finishNames(l *loader) {
 	if !isName(f.Name) {
 		l.fault("name", "%q is not a lower-case letter followed by letters and digits, %d bytes in all at most", f.Name, maxName)
+	} else if other, six := strings.CutSuffix(f.Name, "6"); six {
+		l.fault("name", "%q ends in 6: its vxlan device would be taken for the IPv6 one of an instance %q", f.Name, other)
 	}
 	if !l.given("node-name") {
 		host, err := os.Hostname()

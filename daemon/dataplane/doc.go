@@ -25,6 +25,11 @@
 // the base chains. The strict check of sources (rp_filter) is loosened on the
 // uplink and the overlay where packets of one peer may come in by both.
 //
+// IPv6 differs from IPv4 in what the kernel does by itself: a link that goes down
+// loses its addresses, an address is on a link once, with whatever length, and
+// is known for its own a moment after it was added. A kernel without IPv6 is
+// asked nothing of it.
+//
 // It must not import etcd or the packages ipam, attach, lease, fence, node and
 // api: it learns everything from Desired, and the fence through Guard.
 package dataplane

@@ -236,7 +236,12 @@ func uplinkCannotBeFenced(t *testing.T, m *machine) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- loop.Run(ctx) }()
-	defer func() { cancel(); <-done }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
 	loop.Set(want)
 	for start := time.Now(); routesTo(m.look(t)) != overlay35; <-time.After(20 * time.Millisecond) {
 		if time.Since(start) > 10*time.Second {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/dataplane"
 	"github.com/tenure-cni/tenure/daemon/lease"
@@ -33,7 +34,7 @@ func (n *Node) Status() *api.Status {
 	}
 	u, ok := n.cfg.Underlay()
 	if ok {
-		s.PublicIP, s.PublicIP6, s.Interface, s.MTU = addressText(u.PublicIP), addressText(u.PublicIP6), u.Interface, u.PodMTU(v.Network)
+		s.PublicIP, s.PublicIP6, s.Interface, s.MTU = ownText(u.PublicIP, v.Network), ownText(u.PublicIP6, v.Network), u.Interface, u.PodMTU(v.Network)
 	}
 	n.addHolding(s, v, now)
 	s.Stranded = append(s.Stranded, stranded(v, pods)...)
@@ -94,6 +95,15 @@ func addressText(a netip.Addr) string {
 		return ""
 	}
 	return a.String()
+}
+
+// ownText is an address of this node as its record has it: "" also for one of a
+// family that the network's pods have not.
+func ownText(a netip.Addr, n *conf.Network) string {
+	if n != nil && (a.Is4() && !n.EnableIPv4 || a.Is6() && !n.EnableIPv6) {
+		return ""
+	}
+	return addressText(a)
 }
 
 // state is the tenancy's, but a node without pods has nothing to lose.

@@ -1,12 +1,14 @@
 package node
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/attach"
 	"github.com/tenure-cni/tenure/daemon/dataplane"
@@ -299,5 +301,30 @@ func TestP3(t *testing.T) {
 	}
 	if p := s.Problems[0]; p.Code != "neighbour-limits" || p.Severity != api.SeverityWarning || !strings.Contains(p.Text, "256") || !strings.HasPrefix(p.Fix, "sysctl -w ") {
 		t.Errorf("problem %+v", p)
+	}
+}
+
+// TestOwnText: the status names the addresses that the record announces.
+func TestOwnText(t *testing.T) {
+	four, six := conf.Network{EnableIPv4: true}, conf.Network{EnableIPv6: true}
+	for name, c := range map[string]struct {
+		address string
+		n       *conf.Network
+		want    string
+	}{
+		"none":               {"", &four, ""},
+		"no network yet":     {"2001:db8::1", nil, "2001:db8::1"},
+		"IPv4":               {"192.0.2.1", &four, "192.0.2.1"},
+		"IPv6":               {"2001:db8::1", &six, "2001:db8::1"},
+		"IPv4, pods of IPv6": {"192.0.2.1", &six, ""},
+		"IPv6, pods of IPv4": {"2001:db8::1", &four, ""},
+	} {
+		var a netip.Addr
+		if c.address != "" {
+			a = netip.MustParseAddr(c.address)
+		}
+		if got := ownText(a, c.n); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
 	}
 }

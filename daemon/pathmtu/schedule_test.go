@@ -94,7 +94,7 @@ func TestNext(t *testing.T) {
 	if k := seen[ways[2]]; k.patience != minute {
 		t.Errorf("asked again after %s, want %s at most", k.patience, minute)
 	}
-	if k := seen[ways[1]].after(Unknown, 0, now, 3); k.verdict != Holed || k.passes != 1250 {
+	if k := seen[ways[1]].after(Unknown, 0, now, 3); k.verdict != Holed || k.passes != 1250 || !k.due.Equal(now.Add(again)) {
 		t.Errorf("silence takes a hole back: %+v", k)
 	}
 	if k := seen[ways[1]].after(Well, 0, now, 3); k.verdict != Well || k.passes != 0 {

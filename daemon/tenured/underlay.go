@@ -41,6 +41,8 @@ type underlay struct {
 	// reached are the addresses of etcd that there are connections to; nil is
 	// none.
 	reached func() []netip.Addr
+	// resolve looks a name up, in one family ("ip4" or "ip6").
+	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	// resolv is the file that names the name servers.
 	resolv string
 	// last is what lookAtTaken saw last, for Run alone.
@@ -73,7 +75,7 @@ func newUnderlay(cfg conf.Daemon, log *slog.Logger) (*underlay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return &underlay{cfg: cfg, log: log, handle: h, resolv: resolvConf, network: noNetwork, err: errNotLooked}, nil
+	return &underlay{cfg: cfg, log: log, handle: h, resolve: net.DefaultResolver.LookupNetIP, resolv: resolvConf, network: noNetwork, err: errNotLooked}, nil
 }
 
 // Get is the last one found; false while it has not what the pods need.
@@ -118,9 +120,9 @@ func (u *underlay) look(ctx context.Context) {
 	var c choice
 	var found node.Underlay
 	if err == nil {
+		u.tell(now) // first: a name server may be long in coming
 		c = u.choice(ctx, now)
 		found, err = c.choose()
-		u.tell(now)
 	}
 	if u.note(c, found, err) && u.onChange != nil {
 		u.onChange()

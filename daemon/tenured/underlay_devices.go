@@ -70,7 +70,7 @@ func (d device) fit(six bool) []address {
 func (d device) unfit(six bool) string {
 	var texts []string
 	for _, a := range d.addrs {
-		if a.unfit != "" && a.ip.Is6() == six && !(six && a.ip.IsLinkLocalUnicast()) {
+		if a.unfit != "" && a.ip.Is6() == six && (!six || !a.ip.IsLinkLocalUnicast()) {
 			texts = append(texts, fmt.Sprintf("%s is %s", a.ip, a.unfit))
 		}
 	}

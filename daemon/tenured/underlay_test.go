@@ -126,7 +126,7 @@ func (m machine) underlay(cfg conf.Daemon) *underlay {
 	if len(cfg.Etcd.Endpoints) == 0 {
 		cfg.Etcd.Endpoints = []string{"http://127.0.0.1:2379"}
 	}
-	return &underlay{cfg: cfg, log: slog.New(slog.DiscardHandler), handle: m.h, network: noNetwork, err: errNotLooked}
+	return &underlay{cfg: cfg, log: slog.New(slog.DiscardHandler), handle: m.h, resolve: net.DefaultResolver.LookupNetIP, network: noNetwork, err: errNotLooked}
 }
 
 func ip(s string) netip.Addr { return netip.MustParseAddr(s) }
@@ -434,12 +434,90 @@ func TestUnderlayStays(t *testing.T) {
 	}
 }
 
+// TestUnderlayOfIPv6Only: a machine without IPv4 has an underlay, whether etcd is
+// given by address or by name, and keeps it where the link takes the address along.
+func TestUnderlayOfIPv6Only(t *testing.T) {
+	m := newMachine(t)
+	m.up("lo")
+	eth0 := m.link("eth0", "2001:db8::11/64")
+	m.link("eth1", "2001:db8:1::11/64")
+	m.route("", "2001:db8:1::1")
+	onlyIPv6 := func() *conf.Network { return &conf.Network{EnableIPv6: true} }
+	var asked []string
+	names := func(_ context.Context, network, host string) ([]netip.Addr, error) {
+		asked = append(asked, network+" "+host)
+		if network == "ip6" {
+			return []netip.Addr{ip("2001:db8::2")}, nil
+		}
+		if host == "both.example" {
+			return []netip.Addr{ip("192.0.2.2")}, nil
+		}
+		return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+	}
+	for name, c := range map[string]struct {
+		endpoint string
+		network  func() *conf.Network
+		want     node.Underlay
+		asked    []string
+	}{
+		"by address":                     {"http://[2001:db8::2]:2379", onlyIPv6, on("eth0", "2001:db8::11/64"), nil},
+		"by address, no network yet":     {"http://[2001:db8::2]:2379", noNetwork, on("eth0", "2001:db8::11/64"), nil},
+		"by loopback":                    {"http://[::1]:2379", onlyIPv6, on("eth1", "2001:db8:1::11/64"), nil},
+		"by its own address":             {"http://[2001:db8::11]:2379", onlyIPv6, on("eth1", "2001:db8:1::11/64"), nil},
+		"by IPv4's loopback":             {"http://127.0.0.1:2379", noNetwork, on("eth1", "2001:db8:1::11/64"), nil},
+		"by a name of IPv6":              {"http://six.example:2379", onlyIPv6, on("eth0", "2001:db8::11/64"), []string{"ip6 six.example"}},
+		"by it, no network yet":          {"http://six.example:2379", noNetwork, on("eth0", "2001:db8::11/64"), []string{"ip4 six.example", "ip6 six.example"}},
+		"by a name whose IPv4 is no way": {"http://both.example:2379", noNetwork, on("eth0", "2001:db8::11/64"), []string{"ip4 both.example", "ip6 both.example"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := m.underlay(conf.Daemon{Etcd: conf.Etcd{Endpoints: []string{c.endpoint}}})
+			u.network, u.resolve, asked = c.network, names, nil
+			wantUnderlay(t, u, c.want, "")
+			if diff := cmp.Diff(c.asked, asked); diff != "" {
+				t.Errorf("looked up (-want +got):\n%s", diff)
+			}
+		})
+	}
+
+	u := m.underlay(conf.Daemon{Ifaces: []string{"eth0"}})
+	u.look(t.Context())
+	if got, ok := u.Get(); !ok || got != on("eth0", "2001:db8::11/64") || !cmp.Equal(u.public(), []netip.Addr{ip("2001:db8::11")}, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
+		t.Errorf("found %+v, %t, %v", got, ok, u.public())
+	}
+	if !u.local(ip("2001:db8::11")) || u.local(ip("2001:db8::12")) || u.local(ip("::1")) {
+		t.Error("what is on this machine, and what is not, is mixed up")
+	}
+	u.network = func() *conf.Network { return &conf.Network{EnableIPv4: true, EnableIPv6: true} }
+	if _, ok := u.Get(); ok || u.Err() == nil || !strings.Contains(u.Err().Error(), "interface eth0 has no IPv4 address") {
+		t.Errorf("pods of both families: %t, %v", ok, u.Err())
+	}
+	u.network = onlyIPv6
+	m.down(eth0)                               // its address goes with it
+	for _, back := range []bool{false, true} { // the link comes back before the address
+		if back {
+			m.up("eth0")
+		}
+		u.look(t.Context())
+		if got, ok := u.Get(); !ok || got.Local6 != ip("2001:db8::11") {
+			t.Errorf("the address has gone, the link is up %t: %+v, %t", back, got, ok)
+		}
+	}
+	if err := m.h.AddrAdd(eth0, &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP("2001:db8::77"), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}); err != nil {
+		t.Fatal(err)
+	}
+	u.look(t.Context())
+	if got, ok := u.Get(); !ok || got != on("eth0", "2001:db8::77/64") {
+		t.Errorf("with another address: %+v, %t", got, ok)
+	}
+}
+
 func TestTaken(t *testing.T) {
 	m := newMachine(t)
 	m.up("lo")
 	m.link("tenure0", "10.5.34.1/24")
 	m.link("eth0", "192.0.2.11/24")
-	m.link("docker0", "10.5.0.1/16")
+	m.link("docker0", "10.5.0.1/16", "fd00:5::1/64")
+	m.link("tenure6.1", "fd00:9::/128")
 	u := m.underlay(conf.Daemon{Etcd: conf.Etcd{Endpoints: []string{"http://10.6.0.2:2379", "http://[fd00::2]:2379", "http://127.0.0.1:2379", "http://etcd.example:2379"}}})
 	u.reached = func() []netip.Addr {
 		return []netip.Addr{netip.MustParseAddr("10.6.0.2"), netip.MustParseAddr("10.6.0.3")}
@@ -452,7 +530,7 @@ func TestTaken(t *testing.T) {
 	for _, n := range all {
 		got = append(got, n.Prefix.String()+" "+n.What)
 	}
-	want := []string{"192.0.2.0/24 interface eth0", "10.5.0.0/16 interface docker0",
+	want := []string{"192.0.2.0/24 interface eth0", "10.5.0.0/16 interface docker0", "fd00:5::/64 interface docker0",
 		"10.6.0.2/32 etcd endpoint 10.6.0.2", "fd00::2/128 etcd endpoint fd00::2",
 		"10.6.0.3/32 etcd at 10.6.0.3"}
 	if diff := cmp.Diff(want, got); diff != "" {

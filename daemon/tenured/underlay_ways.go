@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -12,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// resolveTimeout bounds the look-up of one etcd endpoint's name in one family.
+// resolveTimeout bounds the look-up of one etcd endpoint's name.
 const resolveTimeout = 5 * time.Second
 
 // ask fills in what the choice needs to hear from the kernel.
@@ -60,14 +59,27 @@ func (u *underlay) waysToEtcd(ctx context.Context, sixFirst bool) (ways []way, u
 		slices.Reverse(networks)
 	}
 	for _, host := range endpointHosts(u.cfg.Etcd) {
-		for _, network := range networks {
-			ips, err := lookUp(ctx, network, host)
-			unresolved = errors.Join(unresolved, err)
-			for _, ip := range ips {
-				w := u.way(ip, "")
-				if ways = append(ways, w); w.link != 0 {
-					return ways, nil
-				}
+		here, err := u.waysToHost(ctx, networks, host)
+		unresolved = errors.Join(unresolved, err)
+		if ways = append(ways, here...); len(here) > 0 && here[len(here)-1].link != 0 {
+			return ways, nil
+		}
+	}
+	return ways, unresolved
+}
+
+// waysToHost are those to one endpoint, in the order of the networks, up to the
+// first that there is a route to.
+func (u *underlay) waysToHost(ctx context.Context, networks []string, host string) (ways []way, unresolved error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	for _, network := range networks {
+		ips, err := u.lookUp(ctx, network, host)
+		unresolved = errors.Join(unresolved, err)
+		for _, ip := range ips {
+			w := u.way(ip, "")
+			if ways = append(ways, w); w.link != 0 {
+				return ways, nil
 			}
 		}
 	}
@@ -76,16 +88,14 @@ func (u *underlay) waysToEtcd(ctx context.Context, sixFirst bool) (ways []way, u
 
 // lookUp are the addresses of a host in one family, which an address has only
 // in its own.
-func lookUp(ctx context.Context, network, host string) ([]netip.Addr, error) {
+func (u *underlay) lookUp(ctx context.Context, network, host string) ([]netip.Addr, error) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		if ip = ip.Unmap().WithZone(""); ip.Is6() == (network == "ip6") {
 			return []netip.Addr{ip}, nil
 		}
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
-	defer cancel()
-	ips, err := net.DefaultResolver.LookupNetIP(ctx, network, host)
+	ips, err := u.resolve(ctx, network, host)
 	for i := range ips {
 		ips[i] = ips[i].Unmap()
 	}

@@ -44,6 +44,9 @@ func TestK3(t *testing.T) {
 		before = append(before, conn)
 	}
 
+	if err := n2.Partition(ctx, lab.CutEtcd, true); err != nil { // it needs nobody's word for that
+		t.Fatal(err)
+	}
 	for _, parent := range []int{9000, 1400} {
 		for _, n := range c.Nodes {
 			cluster.Exec(ctx, t, c.LAN, "ip", "link", "set", "to-"+n.Host, "mtu", fmt.Sprint(parent))
@@ -66,6 +69,9 @@ func TestK3(t *testing.T) {
 		if err := pod.Del(ctx); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := n2.Partition(ctx, lab.CutEtcd, false); err != nil {
+		t.Fatal(err)
 	}
 	short, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()

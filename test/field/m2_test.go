@@ -44,6 +44,7 @@ func TestM2(t *testing.T) {
 	p1, p2 := cluster.Pod(ctx, t, n1, "p"), cluster.Pod(ctx, t, n2, "p")
 	t.Run("reach", func(t *testing.T) { reach(ctx, t, c, p1, p2) })
 	t.Run("M2", func(t *testing.T) { hundredAtOnce(ctx, t, n1, p2) })
+	t.Run("address of another", func(t *testing.T) { addressOfAnother(ctx, t, n1, p1) })
 	t.Run("M4", func(t *testing.T) { oneFamilyChanges(ctx, t, c, p1, p2) })
 }
 
@@ -108,6 +109,32 @@ func hundredAtOnce(ctx context.Context, t *testing.T, n *lab.Node, far *lab.Pod)
 	}
 }
 
+// addressOfAnother gives a pod the IPv6 address that another had, together with
+// another IPv4 address and so another MAC: who knew the former one reaches the
+// new one at once.
+func addressOfAnother(ctx context.Context, t *testing.T, n *lab.Node, neighbour *lab.Pod) {
+	s := cluster.Status(ctx, t, n)
+	four, six := netip.MustParsePrefix(s.Subnet), netip.MustParsePrefix(s.Subnet6)
+	last := func(p netip.Prefix, host byte) string {
+		a := p.Addr().AsSlice()
+		a[len(a)-1] = host
+		addr, _ := netip.AddrFromSlice(a)
+		return netip.PrefixFrom(addr, p.Bits()).String()
+	}
+	for i, host := range []byte{240, 241} {
+		p := cluster.Pod(ctx, t, n, fmt.Sprint("again", i), lab.PodOptions{IPs: []string{last(four, host), last(six, 240)}})
+		cluster.Serve(ctx, t, p.NS, port)
+		for _, from := range []*lab.NS{neighbour.NS, n.NS} {
+			if _, err := cluster.Ask(ctx, from, p.IP6, port); err != nil {
+				t.Errorf("bearer %d of %s from %s: %v", i, p.IP6, from.Name(), err)
+			}
+		}
+		if err := p.Del(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // oneFamilyChanges is row M4, flannel #1822, k3s #12538 and #8794: after a peer's
 // reboot its IPv6 is dead while IPv4 works. Right is: what a peer announces in
 // one family is programmed by itself, and the other family is not touched.
@@ -165,10 +192,13 @@ func oneFamilyChanges(ctx context.Context, t *testing.T, c *cluster.Cluster, p1,
 // whose daemon hangs past its deadline neither sends nor hears a packet of pods,
 // and the other node's pods go on.
 func TestIPv6(t *testing.T) {
-	for name, network := range map[string]string{"dual stack": dualNetwork, "IPv6 alone": sixNetwork} {
+	const short, plain = `,"LeaseTTL":"5s"`, `,"LeaseTTL":"5s","Backend":{"Type":"host-gw"}`
+	for name, network := range map[string]string{
+		"dual stack": fmt.Sprintf(dualNetwork, short), "IPv6 alone": fmt.Sprintf(sixNetwork, short), "plain routes": fmt.Sprintf(dualNetwork, plain),
+	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := cluster.Context(t, 2*time.Minute)
-			c := cluster.BornIn(ctx, t, lab.Options{IPv6: true}, fmt.Sprintf(network, `,"LeaseTTL":"5s"`), "n1", "n2", "n3")
+			c := cluster.BornIn(ctx, t, lab.Options{IPv6: true}, network, "n1", "n2", "n3")
 			cluster.Start(ctx, t, c.Nodes...)
 			cluster.WaitPeers(ctx, t, c.Nodes...)
 			var pods []*lab.Pod

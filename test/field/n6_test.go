@@ -17,7 +17,8 @@ import (
 // missing, its daemon loops or crashes. Right is: the subnet is kept, under
 // the same lease and with the same token; the record is updated in place, the
 // tunnel's own end moves, and the peers follow within 10 s, whether the daemon
-// was running or not.
+// was running or not. It is the same when the interface goes away for a moment,
+// gets another name, or a bridge takes its place, as a bond does.
 func TestN6(t *testing.T) {
 	ctx := cluster.Context(t, 2*time.Minute)
 	c := cluster.New(ctx, t, cluster.Network, "n1", "n2")
@@ -34,34 +35,43 @@ func TestN6(t *testing.T) {
 		return resp.Kvs[0].CreateRevision
 	}
 	born := history()
-	follows := func(addr string) {
+	follows := func(addr, device string) {
 		t.Helper()
 		within, cancel := context.WithTimeout(ctx, repairTime)
 		defer cancel()
-		cluster.Eventually(within, t, repairTime, "the overlay is at "+addr, func() error {
-			return moved(within, n1, n2, mac, addr)
+		cluster.Eventually(within, t, repairTime, "the overlay is at "+addr+" on "+device, func() error {
+			return moved(within, n1, n2, mac, addr, device)
 		})
 		talks(within, t, p1, p2)
-		s := cluster.WaitState(ctx, t, n1, api.StateHeld)
-		if s.Subnet != was.Subnet || s.Lease.ID != was.Lease.ID || s.Lease.Epoch != was.Lease.Epoch || s.PublicIP != addr {
-			t.Errorf("status %+v, want %s under lease %s at %s", s, was.Subnet, was.Lease.ID, addr)
+		s := cluster.Wait(within, t, n1, "is well there", func(s *api.Status) bool {
+			return s.State == api.StateHeld && s.PublicIP == addr && s.Interface == device && cluster.Well(s)
+		})
+		if s.Subnet != was.Subnet || s.Lease.ID != was.Lease.ID || s.Lease.Epoch != was.Lease.Epoch {
+			t.Errorf("status %+v, want %s under lease %s", s, was.Subnet, was.Lease.ID)
 		}
 		if v, _, _ := store.Holder(ctx, was.Subnet); !strings.Contains(v, `"PublicIP":"`+addr+`"`) || history() != born {
 			t.Errorf("the record is %s, made at revision %d, want one of %d with %s", v, history(), born, addr)
 		}
-		if !cluster.Well(s) {
-			t.Errorf("problems %+v", s.Problems)
-		}
 	}
 
 	readdress(ctx, t, n1, n1.Addr.String(), "192.0.2.211")
-	follows("192.0.2.211")
+	follows("192.0.2.211", "eth0")
 	if err := n1.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
 	readdress(ctx, t, n1, "192.0.2.211", "192.0.2.212")
-	cluster.Start(ctx, t, n1)
-	follows("192.0.2.212")
+	start(ctx, t, n1, "--iface=") // by the route to etcd
+	follows("192.0.2.212", "eth0")
+	for _, way := range []struct{ device, lines string }{
+		{"eth0", "link set eth0 down; link set eth0 up; route add default via 192.0.2.1"},
+		{"lan0", "link set eth0 down; link set eth0 name lan0; link set lan0 up; route add default via 192.0.2.1"},
+		{"br0", "link add br0 type bridge; link set lan0 master br0; addr del 192.0.2.212/24 dev lan0; link set br0 up; addr add 192.0.2.212/24 dev br0; route add default via 192.0.2.1"},
+	} {
+		for line := range strings.SplitSeq(way.lines, "; ") {
+			cluster.Exec(ctx, t, n1, "ip", strings.Fields(line)...)
+		}
+		follows("192.0.2.212", way.device)
+	}
 }
 
 // readdress gives the node another address in place of the one it has.
@@ -74,8 +84,8 @@ func readdress(ctx context.Context, t *testing.T, n *lab.Node, from, to string) 
 	}
 }
 
-// moved is nil when n1's tunnel sends from addr, and n2 sends there to n1's MAC.
-func moved(ctx context.Context, n1, n2 *lab.Node, mac, addr string) error {
+// moved is nil when n1's tunnel sends from addr by that device, and n2 sends there to n1's MAC.
+func moved(ctx context.Context, n1, n2 *lab.Node, mac, addr, device string) error {
 	link, err := n1.Exec(ctx, "ip", "-d", "link", "show", "dev", cluster.Overlay)
 	if err != nil {
 		return err
@@ -84,7 +94,7 @@ func moved(ctx context.Context, n1, n2 *lab.Node, mac, addr string) error {
 	if err != nil {
 		return err
 	}
-	if !strings.Contains(link, " local "+addr+" ") || fmt.Sprint(peers.FDB) != "["+mac+" "+addr+"]" {
+	if !strings.Contains(link, " local "+addr+" dev "+device+" ") || fmt.Sprint(peers.FDB) != "["+mac+" "+addr+"]" {
 		return fmt.Errorf("n2 sends to %v, the tunnel of n1 is\n%s", peers.FDB, link)
 	}
 	return nil

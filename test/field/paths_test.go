@@ -198,10 +198,11 @@ func TestDirectRouting(t *testing.T) {
 func goesOut(ctx context.Context, t *testing.T, n *lab.Node, to netip.Addr, way string) {
 	t.Helper()
 	cluster.Eventually(ctx, t, repairTime, n.Host+" sends to "+to.String()+" "+way, func() error {
-		if r, err := n.Exec(ctx, "ip", "route", "get", to.String()); err != nil || !strings.Contains(r, way) {
-			return fmt.Errorf("%s, %v", r, err)
+		r, err := n.Exec(ctx, "ip", "route", "get", to.String())
+		if err == nil && !strings.Contains(r, way) {
+			err = fmt.Errorf("it goes out by %s", r)
 		}
-		return nil
+		return err
 	})
 }
 
