@@ -139,7 +139,7 @@ func TestReconnected(t *testing.T) {
 	}
 	slow.Remove()
 	d.wait("served again", func(v View) bool { return v.InDate(bootClock()) && v.LastProof > w.LastProof })
-	if h.fence.closes() != 0 {
+	if h.fence.Get().Closed != 0 {
 		t.Error("the fence was closed")
 	}
 }

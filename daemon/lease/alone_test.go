@@ -17,6 +17,7 @@ import (
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/test/etcdtest"
+	"github.com/tenure-cni/tenure/test/fencetest"
 	"github.com/tenure-cni/tenure/test/lab/etcdproxy"
 )
 
@@ -37,7 +38,7 @@ func holder(t *testing.T) (*host, *Engine, tenancy) {
 		t.Fatal(err)
 	}
 	now := bootClock()
-	h.fence.do(func() { h.fence.live, h.fence.deadline = own.Subnets, now+time.Minute })
+	h.fence.Do(func(f *kept) { f.Live, f.Deadline = own.Subnets, now+time.Minute })
 	e.held = &tenancy{Holding: held, deadline: now + time.Minute, lastProof: now}
 	e.known = Life{Store: "s", Cluster: 7, Revision: 10}
 	return h, e, *e.held
@@ -72,8 +73,8 @@ func TestForeignKeyInAStoreThatForgot(t *testing.T) {
 		h, e, held := holder(t)
 		e.snapshot, e.settling, e.forgot = shown(11, true), true, &forgetting{settled: true}
 		see(e, held, shown(12, false, held.foreign(12)))
-		if f, _ := h.fence.Deadline(); e.tenancy() != nil || f != 0 || h.fence.closes() != 1 {
-			t.Errorf("%s: held %t, open until %s, closed %d times", name, e.tenancy() != nil, f, h.fence.closes())
+		if f, _ := h.fence.Deadline(); e.tenancy() != nil || f != 0 || h.fence.Get().Closed != 1 {
+			t.Errorf("%s: held %t, open until %s, closed %d times", name, e.tenancy() != nil, f, h.fence.Get().Closed)
 		}
 	}
 }
@@ -85,12 +86,12 @@ func TestWatchBehindTheKey(t *testing.T) {
 	h, e, held := holder(t)
 	e.snapshot = shown(8, true)
 	e.observe(shown(9, true))
-	if e.tenancy() == nil || h.fence.closes() != 0 {
+	if e.tenancy() == nil || h.fence.Get().Closed != 0 {
 		t.Error("lost to a list from before the key was put")
 	}
 	e.observe(shown(10, false, held.entry()))
 	e.observe(shown(11, false))
-	if e.tenancy() != nil || h.fence.closes() != 1 {
+	if e.tenancy() != nil || h.fence.Get().Closed != 1 {
 		t.Error("held on although the key is gone")
 	}
 }
@@ -106,7 +107,7 @@ func TestKeyMovedSinceNodeJSON(t *testing.T) {
 		tenant.Boot = boot
 		moved.Lease, moved.ModRevision, moved.Tenure = 5, 12, &tenant
 		e.observe(shown(12, true, moved))
-		if got := e.tenancy() != nil && h.fence.closes() == 0; got != stays {
+		if got := e.tenancy() != nil && h.fence.Get().Closed == 0; got != stays {
 			t.Errorf("of %s: held on %t, want %t", boot, got, stays)
 		}
 	}
@@ -186,10 +187,10 @@ func TestRestoreNeedsTheFence(t *testing.T) {
 		"closed":         {held.subnets, false, false},
 		"open elsewhere": {v4("10.5.2.0/24"), true, false},
 	} {
-		h.fence.do(func() {
-			h.fence.live, h.fence.deadline = c.live, 0
+		h.fence.Do(func(f *kept) {
+			f.Live, f.Deadline = c.live, 0
 			if c.open {
-				h.fence.deadline = bootClock() + time.Minute
+				f.Deadline = bootClock() + time.Minute
 			}
 		})
 		later := h.engine()
@@ -296,7 +297,7 @@ func TestShed(t *testing.T) {
 	for name, f := range map[string]func(*host, *Engine){
 		"unsettled": func(*host, *Engine) {},
 		"settled":   func(_ *host, e *Engine) { e.settling = false },
-		"closed":    func(h *host, _ *Engine) { h.fence.do(func() { h.fence.deadline = 0 }) },
+		"closed":    func(h *host, _ *Engine) { h.fence.Do(func(f *kept) { f.Deadline = 0 }) },
 	} {
 		h, e, held := holder(t)
 		e.client, e.settling = c, true
@@ -407,7 +408,7 @@ func TestLeaseThatTheKeyMovesTo(t *testing.T) {
 // uncut is a fence whose deadline cannot be brought forward.
 type uncut struct{ *register }
 
-func (uncut) CutTo(time.Duration) error { return errStale }
+func (uncut) CutTo(time.Duration) error { return fencetest.ErrStale }
 
 // TestNoMove begins under a fence that cannot be cut, nor in a store that is not
 // settled.
@@ -439,7 +440,7 @@ func TestNothingIsAcquiredBeforeTheLastIsAbandoned(t *testing.T) {
 	h, e, _ := holder(t)
 	e.client, e.held = c, nil
 	e.moving = &move{lease: granted(t, c), ttl: time.Minute}
-	h.fence.do(func() { h.fence.stuck = errors.New("the kernel refuses") })
+	h.fence.Do(func(f *kept) { f.Stuck = errors.New("the kernel refuses") })
 	seen, err := list(t.Context(), c, newMirror(e.keys), maxCall)
 	if err != nil {
 		t.Fatal(err)
@@ -480,7 +481,7 @@ func TestWaitingNodeRemembersTheStore(t *testing.T) {
 	h, e, held := holder(t)
 	e.remember(held.Holding)
 	e.client, e.held = c, nil
-	h.fence.do(func() { h.fence.deadline = 0 })
+	h.fence.Do(func(f *kept) { f.Deadline = 0 })
 	if _, err := c.Delete(t.Context(), e.keys.Config()); err != nil {
 		t.Fatal(err)
 	}
@@ -858,8 +859,8 @@ func TestDeniedLeaseIsNotResumedAgain(t *testing.T) {
 	for range 3 {
 		e.look(t.Context())
 	}
-	if n := h.log.lines("resuming own subnet"); n != 1 || h.fence.closes() == 0 {
-		t.Errorf("resumed %d times, closed %d times", n, h.fence.closes())
+	if n := h.log.lines("resuming own subnet"); n != 1 || h.fence.Get().Closed == 0 {
+		t.Errorf("resumed %d times, closed %d times", n, h.fence.Get().Closed)
 	}
 	if kvs := etcdtest.Get(t, c, e.keys.Subnet(held.subnets)).Kvs; len(kvs) != 1 || kvs[0].Version != 1 || clientv3.LeaseID(kvs[0].Lease) != lease {
 		t.Errorf("the key was touched: %v", kvs)

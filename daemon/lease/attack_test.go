@@ -167,8 +167,8 @@ func TestRestartIntoARestoredStore(t *testing.T) {
 		e.restore()
 		strange.Revision, strange.Listed = v.Snapshot.Revision+1000, true
 		e.observe(strange)
-		if e.tenancy() == nil || h.fence.closes() != 0 || !e.open() || !e.unsettled() {
-			t.Errorf("%s: held %t, closed %d times", name, e.tenancy() != nil, h.fence.closes())
+		if e.tenancy() == nil || h.fence.Get().Closed != 0 || !e.open() || !e.unsettled() {
+			t.Errorf("%s: held %t, closed %d times", name, e.tenancy() != nil, h.fence.Get().Closed)
 		}
 	}
 }
@@ -228,7 +228,7 @@ func TestFenceThatCannotBeClosed(t *testing.T) {
 	h := newHost(t, "n1", s.Endpoint)
 	d := h.start()
 	v := d.waitHeld()
-	h.fence.do(func() { h.fence.stuck = errors.New("the kernel refuses") })
+	h.fence.Do(func(f *kept) { f.Stuck = errors.New("the kernel refuses") })
 	stop := h.neverTooLong(c, false)
 	if err := d.Leave(t.Context()); err != nil {
 		t.Fatal(err)
@@ -386,11 +386,11 @@ func TestAbandonWaitsForTheFence(t *testing.T) {
 		}
 		return resp.TTL > 0
 	}
-	h.fence.do(func() { h.fence.stuck, h.fence.deadline = errors.New("the kernel refuses"), bootClock()+time.Minute })
+	h.fence.Do(func(f *kept) { f.Stuck, f.Deadline = errors.New("the kernel refuses"), bootClock()+time.Minute })
 	if err := e.abandon(t.Context()); err == nil || !lives() {
 		t.Errorf("under an open fence: %v, the lease lives %t", err, lives())
 	}
-	h.fence.do(func() { h.fence.stuck = nil })
+	h.fence.Do(func(f *kept) { f.Stuck = nil })
 	if err := e.abandon(t.Context()); err != nil || lives() {
 		t.Errorf("with a fence that closes: %v, the lease lives %t", err, lives())
 	}

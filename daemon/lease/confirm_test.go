@@ -205,8 +205,8 @@ func TestOwnKeyGoesWithTheMass(t *testing.T) {
 	}
 	e.observe(shown(20, true, held.entry(), peer(0), peer(1), peer(2)))
 	e.observe(shown(21, false))
-	if v := e.View(); v.Held || !v.Settling || h.fence.closes() != 1 {
-		t.Errorf("held %t, settling %t, fence closed %d times", v.Held, v.Settling, h.fence.closes())
+	if v := e.View(); v.Held || !v.Settling || h.fence.Get().Closed != 1 {
+		t.Errorf("held %t, settling %t, fence closed %d times", v.Held, v.Settling, h.fence.Get().Closed)
 	}
 }
 

@@ -22,72 +22,16 @@ import (
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/test/etcdtest"
+	"github.com/tenure-cni/tenure/test/fencetest"
 	"github.com/tenure-cni/tenure/test/lab/proxy"
 )
 
 // register is the fence as the engine sees it: what the kernel's map would
 // hold. That the kernel obeys it is tested in daemon/fence.
-type register struct {
-	mu       sync.Mutex
-	gen      uint64
-	closed   int
-	stuck    error // Close is refused with it
-	live     Subnets
-	deadline time.Duration
-}
+type register = fencetest.Register[Subnets]
 
-func (r *register) do(f func()) { r.mu.Lock(); defer r.mu.Unlock(); f() }
-
-func (r *register) Close() (err error) {
-	r.do(func() {
-		if err = r.stuck; err == nil {
-			r.gen++
-			r.closed++
-			r.deadline = 0
-		}
-	})
-	return err
-}
-
-// closes is how often it was closed by Close, and not by another subnet.
-func (r *register) closes() (n int) { r.do(func() { n = r.closed }); return n }
-
-func (r *register) Generation() (g uint64) { r.do(func() { g = r.gen }); return g }
-
-func (r *register) Set(live, _ Subnets) error {
-	r.do(func() {
-		if live != r.live {
-			r.gen++
-			r.deadline, r.live = 0, live
-		}
-	})
-	return nil
-}
-
-func (r *register) CutTo(to time.Duration) error {
-	r.do(func() { r.gen++; r.deadline = min(r.deadline, to) })
-	return nil
-}
-
-var errStale = errors.New("closed since")
-
-func (r *register) Arm(gen uint64, deadline time.Duration) (err error) {
-	r.do(func() {
-		if gen != r.gen {
-			err = errStale
-			return
-		}
-		r.deadline = deadline
-	})
-	return err
-}
-
-func (r *register) Deadline() (d time.Duration, _ error) {
-	r.do(func() { d = r.deadline })
-	return d, nil
-}
-
-func (r *register) Live() (s Subnets, _ error) { r.do(func() { s = r.live }); return s, nil }
+// kept is what a register holds.
+type kept = fencetest.State[Subnets]
 
 func bootClock() time.Duration {
 	var ts unix.Timespec
@@ -353,7 +297,7 @@ func TestRestartResumesWithoutAWrite(t *testing.T) {
 	d := h.start()
 	v := d.waitHeld()
 	d.stop()
-	closed := h.fence.closes()
+	closed := h.fence.Get().Closed
 
 	d = h.start()
 	w := d.waitHeld()
@@ -364,7 +308,7 @@ func TestRestartResumesWithoutAWrite(t *testing.T) {
 	if kv.Version != 1 {
 		t.Errorf("the key was written %d times, want once", kv.Version)
 	}
-	if n := h.fence.closes() - closed; n != 0 {
+	if n := h.fence.Get().Closed - closed; n != 0 {
 		t.Errorf("the restart closed the fence %d times", n)
 	}
 }
@@ -402,7 +346,7 @@ func TestA1(t *testing.T) {
 			t.Fatalf("revision %d: %v, want n2's key under %x", rev+1, kv, v.Holding.LeaseID())
 		}
 	}
-	if away.fence.closes() == 0 {
+	if away.fence.Get().Closed == 0 {
 		t.Error("n1's fence was not closed")
 	}
 	if live, _ := away.fence.Live(); live != w.Holding.Subnets() {
@@ -439,7 +383,7 @@ func TestLosingClosesTheFenceAndTakesTheSameSubnetAgain(t *testing.T) {
 			if w.Holding.Epoch() != v.Holding.Epoch() {
 				t.Errorf("epoch %d, want %d: the same UID on the same boot", w.Holding.Epoch(), v.Holding.Epoch())
 			}
-			if h.fence.closes() == 0 {
+			if h.fence.Get().Closed == 0 {
 				t.Error("the fence was not closed in between")
 			}
 		})
@@ -454,13 +398,13 @@ func TestWatchClosesAtOnce(t *testing.T) {
 	h := newHost(t, "n1", s.Endpoint)
 	d := h.start()
 	v := d.waitHeld()
-	closed := h.fence.closes()
+	closed := h.fence.Get().Closed
 	if _, err := c.Delete(t.Context(), NewKeys(prefix).Subnet(v.Holding.Subnets())); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	for h.fence.closes() == closed {
+	for h.fence.Get().Closed == closed {
 		if _, changed := d.Changed(); ctx.Err() == nil {
 			select {
 			case <-changed:
@@ -523,8 +467,8 @@ func TestSilenceLeavesTheDeadline(t *testing.T) {
 	p.Cut()
 	v := d.wait("unproven", func(v View) bool { return v.State == api.StateUnproven })
 	f, _ := h.fence.Deadline()
-	if f != v.Deadline || h.fence.closes() != 0 {
-		t.Errorf("silence changed the fence: F %s, view %s, closed %d times", f, v.Deadline, h.fence.closes())
+	if f != v.Deadline || h.fence.Get().Closed != 0 {
+		t.Errorf("silence changed the fence: F %s, view %s, closed %d times", f, v.Deadline, h.fence.Get().Closed)
 	}
 	if !hasProblem(v, "etcd-unreachable") {
 		t.Errorf("problems %v, want etcd-unreachable", v.Problems)
@@ -851,7 +795,7 @@ func TestRecordOverwrittenUnderOurLease(t *testing.T) {
 			if _, err := c.Put(t.Context(), key, value, clientv3.WithLease(v.Holding.LeaseID())); err != nil {
 				t.Fatal(err)
 			}
-			d.wait("closed", func(View) bool { return h.fence.closes() > 0 })
+			d.wait("closed", func(View) bool { return h.fence.Get().Closed > 0 })
 			if kv := etcdtest.Get(t, c, key).Kvs; len(kv) != 1 || string(kv[0].Value) != value {
 				t.Errorf("the foreign record was touched: %v", kv)
 			}

@@ -215,7 +215,7 @@ func TestLossDiscardsTheCycleInFlight(t *testing.T) {
 		if _, err := c.Delete(t.Context(), NewKeys(prefix).Subnet(v.Holding.Subnets())); err != nil {
 			t.Error(err)
 		}
-		eventually(t, "the fence to close", func() bool { return h.fence.closes() > 0 })
+		eventually(t, "the fence to close", func() bool { return h.fence.Get().Closed > 0 })
 		at.on("before t0", func() { // of the next tenancy
 			f, _ := h.fence.Deadline()
 			after <- f

@@ -54,7 +54,7 @@ func TestA6(t *testing.T) {
 				t.Fatalf("a later machine holds %s", w.Holding.Subnets())
 			}
 		}
-		if n := first.fence.closes(); n != 0 {
+		if n := first.fence.Get().Closed; n != 0 {
 			t.Fatalf("the first one's fence was closed %d times", n)
 		}
 		etcdtest.Get(t, c, key)
@@ -176,8 +176,8 @@ func TestDuplicateIsReportedByBoth(t *testing.T) {
 			}
 		}
 	}
-	if w := a.waitHeld(); w.Holding.LeaseID() != v.Holding.LeaseID() || h.fence.closes() != 0 {
-		t.Errorf("the holder was disturbed: lease %x, closed %d times", w.Holding.LeaseID(), h.fence.closes())
+	if w := a.waitHeld(); w.Holding.LeaseID() != v.Holding.LeaseID() || h.fence.Get().Closed != 0 {
+		t.Errorf("the holder was disturbed: lease %x, closed %d times", w.Holding.LeaseID(), h.fence.Get().Closed)
 	}
 }
 
@@ -221,8 +221,8 @@ func TestClockGap(t *testing.T) {
 			}
 			p.Restore()
 			w = d.wait("served again", func(w View) bool { return w.InDate(bootClock()) })
-			if w.Holding.LeaseID() != v.Holding.LeaseID() || h.fence.closes() != 0 {
-				t.Errorf("lease %x, closed %d times", w.Holding.LeaseID(), h.fence.closes())
+			if w.Holding.LeaseID() != v.Holding.LeaseID() || h.fence.Get().Closed != 0 {
+				t.Errorf("lease %x, closed %d times", w.Holding.LeaseID(), h.fence.Get().Closed)
 			}
 			if n := h.log.lines("clock gap"); n > 1 {
 				t.Errorf("%d warnings for one jump", n)
@@ -311,8 +311,8 @@ func TestTwoNewcomersOfOneName(t *testing.T) {
 	eventually(t, "one to hold a subnet, and the other to be refused", func() bool { a, b := states(); return a != b })
 	held, refused := states()
 	first := daemons[held].View().Holding
-	if f, live := hosts[refused].fence.fenceAndSubnet(); f != 0 || !live.IsZero() {
-		t.Errorf("the second one's fence was open for %s", live)
+	if f := hosts[refused].fence.Get(); f.Deadline != 0 || !f.Live.IsZero() {
+		t.Errorf("the second one's fence was open for %s", f.Live)
 	}
 	ev := <-c.Watch(t.Context(), first.keys.subnets(), clientv3.WithPrefix(), clientv3.WithRev(1))
 	if kv := ev.Events[0].Kv; clientv3.LeaseID(kv.Lease) != first.lease {

@@ -158,8 +158,8 @@ func TestPasswordChanges(t *testing.T) {
 	asked := u.hashes()
 	u.write("battery staple")
 	v = d.waitHeld()
-	if hasProblem(v, etcdRefuses) || v.Holding.Subnets() != was.Holding.Subnets() || h.fence.closes() != 0 {
-		t.Errorf("after the file was written: %v, %s, closed %d times", v.Problems, v.Holding.Subnets(), h.fence.closes())
+	if hasProblem(v, etcdRefuses) || v.Holding.Subnets() != was.Holding.Subnets() || h.fence.Get().Closed != 0 {
+		t.Errorf("after the file was written: %v, %s, closed %d times", v.Problems, v.Holding.Subnets(), h.fence.Get().Closed)
 	}
 	if n := u.hashes() - asked; n != 1 {
 		t.Errorf("with the right password in the file etcd was asked %d times", n)
@@ -272,15 +272,15 @@ func TestRightsLost(t *testing.T) {
 	}
 	v := d.wait("etcd-refuses", func(v View) bool { return hasProblem(v, etcdRefuses) })
 	u.names(v, "permission denied", "read and write all keys under "+prefix+"/", "role grant-permission ROLE --prefix=true readwrite "+prefix+"/")
-	if v.State != api.StateUnproven || h.fence.closes() != 0 {
-		t.Errorf("state %s, closed %d times", v.State, h.fence.closes())
+	if v.State != api.StateUnproven || h.fence.Get().Closed != 0 {
+		t.Errorf("state %s, closed %d times", v.State, h.fence.Get().Closed)
 	}
 	if _, err := u.root.UserGrantRole(t.Context(), "tenure", "tenure"); err != nil {
 		t.Fatal(err)
 	}
 	v = d.waitHeld()
-	if hasProblem(v, etcdRefuses) || v.Holding.LeaseID() != was.Holding.LeaseID() || h.fence.closes() != 0 {
-		t.Errorf("with the role again: %v, lease %x, closed %d times", v.Problems, v.Holding.LeaseID(), h.fence.closes())
+	if hasProblem(v, etcdRefuses) || v.Holding.LeaseID() != was.Holding.LeaseID() || h.fence.Get().Closed != 0 {
+		t.Errorf("with the role again: %v, lease %x, closed %d times", v.Problems, v.Holding.LeaseID(), h.fence.Get().Closed)
 	}
 }
 
@@ -395,7 +395,7 @@ func TestRestoredStoreWithUsers(t *testing.T) {
 	u.server.Restore(t, backup)
 	restored := bootClock()
 	v := d.wait("it has proven its subnet in the restored store", func(v View) bool { return v.LastProof > restored && v.State == api.StateHeld })
-	if v.Holding.Subnets() != was.Holding.Subnets() || h.fence.closes() != 0 {
-		t.Errorf("it holds %s, it held %s, closed %d times", v.Holding.Subnets(), was.Holding.Subnets(), h.fence.closes())
+	if v.Holding.Subnets() != was.Holding.Subnets() || h.fence.Get().Closed != 0 {
+		t.Errorf("it holds %s, it held %s, closed %d times", v.Holding.Subnets(), was.Holding.Subnets(), h.fence.Get().Closed)
 	}
 }

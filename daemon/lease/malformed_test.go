@@ -79,8 +79,8 @@ func TestSubnetUnderASecondKey(t *testing.T) {
 			m.put(clientv3KV(e.keys.subnets()+key, value, 11))
 			s := m.snapshot(11, 7)
 			e.observe(s)
-			if v := e.View(); !v.Held || h.fence.closes() != 0 {
-				t.Errorf("%s with %q: held %t, fence closed %d times: %s", key, value, v.Held, h.fence.closes(), v.LostWhy)
+			if v := e.View(); !v.Held || h.fence.Get().Closed != 0 {
+				t.Errorf("%s with %q: held %t, fence closed %d times: %s", key, value, v.Held, h.fence.Get().Closed, v.LostWhy)
 			}
 			if _, there := s.Entry(held.subnets); !there || len(s.Faults) != 1 {
 				t.Errorf("%s with %q: faults %v", key, value, s.Faults)

@@ -266,7 +266,7 @@ func TestConnectedHolderOfATombstone(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := d.wait("another subnet", func(w View) bool { return w.State == api.StateHeld && w.Holding.Subnets() != v.Holding.Subnets() })
-	if h.fence.closes() == 0 {
+	if h.fence.Get().Closed == 0 {
 		t.Error("the fence was not closed")
 	}
 	if !strings.Contains(w.LostWhy, "n1") {

@@ -115,7 +115,7 @@ func TestO9(t *testing.T) {
 			}
 			stopA()
 			stopB()
-			if n := a.fence.closes() + b.fence.closes(); n != 0 {
+			if n := a.fence.Get().Closed + b.fence.Get().Closed; n != 0 {
 				t.Errorf("fences were closed %d times", n)
 			}
 			da.wait("settled", func(v View) bool { return !v.Settling && !hasProblem(v, "store-went-back") })
@@ -209,7 +209,7 @@ func TestWhoeverCommitsAKeyKeepsIt(t *testing.T) {
 		t.Fatalf("n2 took %s, want the reserved %s", w.Holding.Subnets(), v.Holding.Subnets())
 	}
 	p.Restore()
-	d.wait("closed", func(View) bool { return h.fence.closes() > 0 })
+	d.wait("closed", func(View) bool { return h.fence.Get().Closed > 0 })
 	w := d.wait("settling", func(v View) bool { return v.State == api.StateLost && strings.Contains(v.Reason, "settling") })
 	if w.Held {
 		t.Errorf("holds %s", w.Holding.Subnets())
@@ -286,7 +286,7 @@ func TestInitAfterLoss(t *testing.T) {
 		t.Errorf("a newcomer was served after %s", waited)
 	}
 	stop()
-	if w := d.waitHeld(); w.Holding.LeaseID() != v.Holding.LeaseID() || h.fence.closes() != 0 {
-		t.Errorf("the holder has lease %x, had %x; closed %d times", w.Holding.LeaseID(), v.Holding.LeaseID(), h.fence.closes())
+	if w := d.waitHeld(); w.Holding.LeaseID() != v.Holding.LeaseID() || h.fence.Get().Closed != 0 {
+		t.Errorf("the holder has lease %x, had %x; closed %d times", w.Holding.LeaseID(), v.Holding.LeaseID(), h.fence.Get().Closed)
 	}
 }

@@ -58,12 +58,6 @@ func release(t *testing.T, r *etcdproxy.Rule) {
 	_ = r.Release(t.Context())
 }
 
-// fenceAndSubnet are of one instant.
-func (r *register) fenceAndSubnet() (f time.Duration, s Subnets) {
-	r.do(func() { f, s = r.deadline, r.live })
-	return f, s
-}
-
 // neverTooLong watches a host until it is stopped, and fails the test if its
 // fence was ever open for a subnet whose key was not there, or for longer than
 // the lease allows that the key hung on. In a store that forgets, the key may be
@@ -84,12 +78,13 @@ func (h *host) neverTooLong(c *clientv3.Client, forgets bool) (stop func()) {
 		return resp.Kvs[0].ModRevision, clientv3.LeaseID(resp.Kvs[0].Lease), nil
 	}
 	sample := func() {
-		_, sub := h.fence.fenceAndSubnet()
+		sub := h.fence.Get().Live
 		if sub.IsZero() {
 			return
 		}
 		mod, lease, err1 := read(sub)
-		f, same := h.fence.fenceAndSubnet()
+		kept := h.fence.Get()
+		f, same := kept.Deadline, kept.Live
 		now := bootClock()
 		again, _, err2 := read(sub)
 		if err := errors.Join(err1, err2); err != nil || mod != again || same != sub || f <= now {
@@ -184,7 +179,7 @@ func TestUnknownAcquire(t *testing.T) {
 			release(t, r)
 			d.calm(c)
 			stop()
-			if n := h.fence.closes(); n != 0 {
+			if n := h.fence.Get().Closed; n != 0 {
 				t.Errorf("the fence was closed %d times", n)
 			}
 		})
@@ -459,7 +454,7 @@ func TestSwallowedEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 		gone := bootClock()
-		d.wait("closed", func(View) bool { return h.fence.closes() > 0 })
+		d.wait("closed", func(View) bool { return h.fence.Get().Closed > 0 })
 		if took, most := bootClock()-gone, Interval(v.Holding.TTL())*12/10+CallTimeout(v.Holding.TTL()); r.Hits() != 1 || took > most {
 			t.Errorf("closed after %s, want one cycle (%s); %d events swallowed", took, most, r.Hits())
 		}
@@ -475,7 +470,7 @@ func TestSwallowedEvents(t *testing.T) {
 		d.waitHeld()
 		put(t, c, k.All()+"noise", "an event from which the own key is missing")
 		d.wait("the own key in the watch", func(v View) bool { return len(v.Snapshot.Entries) == 1 })
-		if n := h.fence.closes(); n != 0 || r.Hits() != 1 {
+		if n := h.fence.Get().Closed; n != 0 || r.Hits() != 1 {
 			t.Errorf("the fence was closed %d times; %d events swallowed", n, r.Hits())
 		}
 	})

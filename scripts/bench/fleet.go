@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -19,6 +18,7 @@ import (
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/lease"
+	"github.com/tenure-cni/tenure/test/fencetest"
 	"github.com/tenure-cni/tenure/test/lab"
 )
 
@@ -161,72 +161,5 @@ func bootTime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// register is a fence that holds nothing back and remembers what a kernel would.
-type register struct {
-	mu       sync.Mutex
-	gen      uint64
-	live     lease.Subnets
-	deadline time.Duration
-}
-
-// errStale says that the register was closed since its generation was read.
-var errStale = errors.New("closed since")
-
-// Close implements lease.Fence.
-func (r *register) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.gen, r.deadline = r.gen+1, 0
-	return nil
-}
-
-// Generation implements lease.Fence.
-func (r *register) Generation() uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.gen
-}
-
-// Set implements lease.Fence.
-func (r *register) Set(live, _ lease.Subnets) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if live != r.live {
-		r.gen, r.deadline, r.live = r.gen+1, 0, live
-	}
-	return nil
-}
-
-// Arm implements lease.Fence.
-func (r *register) Arm(gen uint64, deadline time.Duration) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if gen != r.gen {
-		return errStale
-	}
-	r.deadline = deadline
-	return nil
-}
-
-// CutTo implements lease.Fence.
-func (r *register) CutTo(deadline time.Duration) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.gen++
-	r.deadline = min(r.deadline, deadline)
-	return nil
-}
-
-// Deadline implements lease.Fence.
-func (r *register) Deadline() (time.Duration, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.deadline, nil
-}
-
-// Live implements lease.Fence.
-func (r *register) Live() (lease.Subnets, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.live, nil
-}
+// register is a fence that holds nothing back.
+type register = fencetest.Register[lease.Subnets]

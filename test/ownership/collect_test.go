@@ -228,7 +228,7 @@ func TestSampler(t *testing.T) {
 	if err := f.Arm(f.Generation(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	defer s.Watch("n1", f.read)()
+	defer s.Watch("n1", reading(&f))()
 	if err := lab.Eventually(within(t), "two looks", func() error {
 		if n := len(s.Samples()); n < 2 {
 			return fmt.Errorf("%d looks", n)

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/lease"
 	"github.com/tenure-cni/tenure/test/etcdtest"
+	"github.com/tenure-cni/tenure/test/fencetest"
 	"github.com/tenure-cni/tenure/test/lab/etcdproxy"
 	"github.com/tenure-cni/tenure/test/ownership"
 )
@@ -36,55 +36,14 @@ const (
 )
 
 // register is a fence as an engine sees it.
-type register struct {
-	mu       sync.Mutex
-	gen      uint64
-	live     lease.Subnets
-	deadline time.Duration
-}
+type register = fencetest.Register[lease.Subnets]
 
-func (r *register) do(f func()) { r.mu.Lock(); defer r.mu.Unlock(); f() }
-
-func (r *register) Close() error { r.do(func() { r.gen++; r.deadline = 0 }); return nil }
-
-func (r *register) Generation() (g uint64) { r.do(func() { g = r.gen }); return g }
-
-func (r *register) Set(live, _ lease.Subnets) error {
-	r.do(func() {
-		if live != r.live {
-			r.gen++
-			r.deadline, r.live = 0, live
-		}
-	})
-	return nil
-}
-
-func (r *register) CutTo(to time.Duration) error {
-	r.do(func() { r.gen++; r.deadline = min(r.deadline, to) })
-	return nil
-}
-
-var errStale = errors.New("closed since")
-
-func (r *register) Arm(gen uint64, deadline time.Duration) (err error) {
-	r.do(func() {
-		if err = errStale; gen == r.gen {
-			r.deadline, err = deadline, nil
-		}
-	})
-	return err
-}
-
-func (r *register) Deadline() (d time.Duration, _ error) {
-	r.do(func() { d = r.deadline })
-	return d, nil
-}
-
-func (r *register) Live() (s lease.Subnets, _ error) { r.do(func() { s = r.live }); return s, nil }
-
-func (r *register) read() (p netip.Prefix, d time.Duration, _ error) {
-	r.do(func() { p, d = r.live.V4, r.deadline })
-	return p, d, nil
+// reading is what a sampler asks a register for.
+func reading(r *register) func() (netip.Prefix, time.Duration, error) {
+	return func() (netip.Prefix, time.Duration, error) {
+		now := r.Get()
+		return now.Live.V4, now.Deadline, nil
+	}
 }
 
 func bootTime() time.Duration {
@@ -187,7 +146,7 @@ func newRun(t *testing.T, seed uint64) *run {
 			way: etcdproxy.Start(t, r.server.Endpoint)}
 		m.start()
 		t.Cleanup(func() { m.stop() })
-		t.Cleanup(r.sampler.Watch(m.name, m.fence.read))
+		t.Cleanup(r.sampler.Watch(m.name, reading(&m.fence)))
 		r.all = append(r.all, m)
 	}
 	return r
