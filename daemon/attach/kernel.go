@@ -247,16 +247,21 @@ func (k *kernel) createPair(w Want, have *State) error {
 	return nil
 }
 
-// addAddr turns IPv6 on where a runtime has turned it off for the pod.
+// addAddr turns IPv6 on where a runtime has turned it off for the pod, and lets
+// the pod believe no shorter way: one that led to a stranded pod would outlive it.
+// Of IPv4 the node tells of none; that of IPv6 cannot be kept from it.
 func (k *kernel) addAddr(link netlink.Link, p netip.Prefix) error {
 	addr := &netlink.Addr{IPNet: ipNet(p)}
 	if p.Addr().Is4() {
 		return k.pod.AddrReplace(link, addr)
 	}
 	addr.Flags = unix.IFA_F_NODAD // the address is ours alone, and is needed at once
+	if err := k.setIPv6(link.Attrs().Name, "accept_redirects", "0"); err != nil {
+		return err
+	}
 	err := k.pod.AddrReplace(link, addr)
 	if errors.Is(err, unix.EACCES) {
-		if err := k.enableIPv6(link.Attrs().Name); err != nil {
+		if err := k.setIPv6(link.Attrs().Name, "disable_ipv6", "0"); err != nil {
 			return err
 		}
 		err = k.pod.AddrReplace(link, addr)
@@ -286,9 +291,10 @@ func (k *kernel) awaitAddr(addr netip.Addr) error {
 	return fmt.Errorf("the kernel did not take the address in: %w", unix.ETIMEDOUT)
 }
 
-func (k *kernel) enableIPv6(ifName string) error {
+// setIPv6 makes a setting of IPv6 on an interface of the pod.
+func (k *kernel) setIPv6(ifName, name, value string) error {
 	return ns.WithNetNSPath(fmt.Sprintf("/proc/self/fd/%d", k.podNS.Fd()), func(ns.NetNS) error {
-		return os.WriteFile("/proc/sys/net/ipv6/conf/"+ifName+"/disable_ipv6", []byte("0"), 0)
+		return os.WriteFile("/proc/sys/net/ipv6/conf/"+ifName+"/"+name, []byte(value), 0)
 	})
 }
 

@@ -184,7 +184,7 @@ func vandalism(t *testing.T, m *machine) {
 		most int
 	}{
 		{"vxlan device deleted", []dataplane.Change{dataplane.DelLink{Link: overlay}}, 99},
-		{"bridge deleted", []dataplane.Change{dataplane.DelLink{Link: bridge}}, 5},
+		{"bridge deleted", []dataplane.Change{dataplane.DelLink{Link: bridge}}, 6},
 		{"vxlan device down", []dataplane.Change{dataplane.SetDown{Link: overlay}}, 7},
 		{"bridge down", []dataplane.Change{dataplane.SetDown{Link: bridge}}, 1},
 		{"vxlan MAC changed", []dataplane.Change{dataplane.SetMAC{Link: overlay, MAC: mac(9999)}}, 4},
@@ -208,6 +208,8 @@ func vandalism(t *testing.T, m *machine) {
 		{"token of nobody", []dataplane.Change{dataplane.AllowToken{MAC: mac(77), Subnet: prefix("10.5.77.0/24")}}, 1},
 		{"second token for a subnet", []dataplane.Change{dataplane.AllowToken{MAC: mac(77), Subnet: prefix("10.5.36.0/24")}}, 1},
 		{"forwarding off", []dataplane.Change{dataplane.SetSysctl{Path: "net/ipv4/ip_forward", Value: "0"}}, 1},
+		{"redirects on", []dataplane.Change{dataplane.SetSysctl{Path: "net/ipv4/conf/all/send_redirects", Value: "1"}}, 1},
+		{"redirects of the bridge on", []dataplane.Change{dataplane.SetSysctl{Path: "net/ipv4/conf/" + bridge + "/send_redirects", Value: "1"}}, 1},
 		{"jump removed", []dataplane.Change{dataplane.SetRules{Tables: []dataplane.TableEdit{{Table: "filter", Unjump: []dataplane.ChainRule{unjump}}}}}, 1},
 		{"chain and jump removed", []dataplane.Change{dataplane.SetRules{Tables: []dataplane.TableEdit{{Table: "filter", Unjump: []dataplane.ChainRule{unjump}, Drop: []string{"TENURE-FWD"}}}}}, 1},
 		{"chain emptied", []dataplane.Change{dataplane.SetRules{Tables: []dataplane.TableEdit{{Table: "nat", Fill: []dataplane.ChainRules{{Chain: "TENURE-MASQ"}}}}}}, 1},

@@ -47,6 +47,25 @@ func (p *planner) forwarding() {
 	}
 }
 
+// sendRedirects says whether a host that sees a packet leave by the link it came in
+// on tells the sender of the shorter way. The greater of a link's value and that
+// of all counts.
+func sendRedirects(link string) string { return "net/ipv4/conf/" + link + "/send_redirects" }
+
+// redirects keeps the node from telling its pods of shorter ways. Those to a
+// stranded pod, and the ones between the subnets of one node, lead over the bridge
+// both in and out; a pod that was told so remembers it for five minutes, and for
+// that long does not reach who has the address next, on another node. Other links
+// go by their own value, as the value of all is no more than a second one to each.
+func (p *planner) redirects(bridge string, fresh bool) {
+	for _, link := range []string{"all", bridge} {
+		v, ok := p.have.Sysctls[sendRedirects(link)]
+		if ok && v != "0" || fresh && link == bridge {
+			p.add(scopeBridge+"/redirects", SetSysctl{sendRedirects(link), "0"})
+		}
+	}
+}
+
 // ipForward6 is the switch that routes IPv6 between interfaces; there is none
 // for a single one.
 const ipForward6 = "net/ipv6/conf/all/forwarding"

@@ -411,13 +411,13 @@ func (k *Linux) readUplinks(ctx context.Context, s *State, names map[int]string)
 // and of the interfaces below them, how sources are checked there, the settings
 // of IPv6, and the limit of the neighbour table.
 func (k *Linux) readSysctls(s *State) {
-	paths := []string{ipForward, NeighbourLimitPath}
+	paths := []string{ipForward, NeighbourLimitPath, sendRedirects("all")}
 	if s.IPv6 {
 		paths = append(paths, k.sysctls6(s)...)
 	}
 	for name, l := range s.Links {
 		if name == bridgeName(k.opts.Name) {
-			paths = append(paths, forwardingOf(name))
+			paths = append(paths, forwardingOf(name), sendRedirects(name))
 		}
 		if l.Kind == KindVxlan && ourVxlan(k.opts.Name, name) {
 			paths = append(paths, forwardingOf(name), forwardingOf(l.Tunnel.Parent),

@@ -34,6 +34,7 @@ func (p *planner) bridge() {
 	}
 	addrs := withLinkLocal(want)
 	p.ipv6(scopeBridge, name, len(addrs) > len(want.Gateways), !exists)
+	p.redirects(name, !exists)
 	if !link.Up {
 		p.add(scopeBridge, SetUp{name})
 	}

@@ -32,6 +32,8 @@ route set unreachable 10.5.0.0/16 metric 4278198272 proto 90
 link add tenure0 bridge mac 0a:58:00:00:03:e8
 link set tenure0 mtu 1450
 sysctl net/ipv6/conf/tenure0/accept_ra = 0
+sysctl net/ipv4/conf/all/send_redirects = 0
+sysctl net/ipv4/conf/tenure0/send_redirects = 0
 link set tenure0 up
 addr add 10.5.34.1/24 dev tenure0
 link add tenure.1 vxlan vni 1 port 8472 local 192.0.2.1 dev up0 nolearning mac 0a:58:00:00:00:22 mtu 1450

@@ -25,6 +25,8 @@ const (
 	IPForward6 = "net/ipv6/conf/all/forwarding"
 )
 
+func sendRedirects(link string) string { return "net/ipv4/conf/" + link + "/send_redirects" }
+
 // metric6 is that of the routes that a kernel makes for its IPv6 addresses.
 const metric6 = 256
 
@@ -62,7 +64,7 @@ func New(guard dataplane.Guard, links ...string) *Kernel {
 			Routes:  map[dataplane.Route]struct{}{},
 			FDB:     map[dataplane.FDB]struct{}{},
 			Neighs:  map[dataplane.Neigh]dataplane.MAC{},
-			Sysctls: map[string]string{IPForward: "0", IPForward6: "0"},
+			Sysctls: map[string]string{IPForward: "0", IPForward6: "0", sendRedirects("all"): "1"},
 			Rules:   noRules(),
 			Rules6:  noRules(),
 
@@ -327,6 +329,9 @@ func (k *Kernel) create(name string, l dataplane.Link) error {
 	k.addLink(name, l)
 	for setting, value := range map[string]string{"disable_ipv6": "0", "accept_dad": "1", "accept_ra": "1", "addr_gen_mode": "0"} {
 		k.state.Sysctls["net/ipv6/conf/"+name+"/"+setting] = value
+	}
+	if l.Kind == dataplane.KindBridge {
+		k.state.Sysctls[sendRedirects(name)] = "1"
 	}
 	return nil
 }
