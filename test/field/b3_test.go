@@ -73,6 +73,10 @@ func TestB3(t *testing.T) {
 	cluster.Seen(ctx, t, heir.NS, young.IP, port, heir.IP)
 	cluster.Unseen(ctx, t, heir.NS, old[0].IP, port)
 
+	// The shorter way, of which the host could tell: a second packet would take it.
+	if said, err := young.Exec(ctx, "ping", "-n", "-c", "3", "-i", "0.2", old[0].IP.String()); err != nil || strings.Contains(said, "Redirect") {
+		t.Errorf("from %s to the stranded %s: %v\n%s", young.IP, old[0].IP, err, said)
+	}
 	for _, p := range old {
 		if err := p.Del(ctx); err != nil {
 			t.Error(err)
