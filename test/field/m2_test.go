@@ -206,6 +206,9 @@ func TestIPv6(t *testing.T) {
 				pods = append(pods, cluster.Pod(ctx, t, n, "p"))
 			}
 			reach(ctx, t, c, pods[0], pods[1])
+			if s := cluster.Status(ctx, t, c.Nodes[0]); s.Addresses.Used != 1 || s.Addresses.Total < 200 || !cluster.Well(s) {
+				t.Errorf("status %+v", s)
+			}
 			closes, stays := cluster.StartFlow(ctx, t, pods[0].NS, pods[1].NS, pods[1].IP6), cluster.StartFlow(ctx, t, pods[1].NS, pods[2].NS, pods[2].IP6)
 			closes.Runs(ctx, t)
 			stays.Runs(ctx, t)
