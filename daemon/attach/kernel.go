@@ -214,7 +214,11 @@ func (k *kernel) apply(o Op, w Want, have *State) error {
 		mac := w.HardwareAddr()
 		return h.LinkSetHardwareAddr(link, mac[:])
 	case SetUp:
-		return h.LinkSetUp(link)
+		if err := h.LinkSetUp(link); err != nil || !o.Pod {
+			return err
+		}
+		k.awaitCarrier(have.Host.Index)
+		return nil
 	case AddAddr:
 		return k.addAddr(link, o.Addr)
 	case AddRoute:
@@ -296,6 +300,23 @@ func (k *kernel) setIPv6(ifName, name, value string) error {
 	return ns.WithNetNSPath(fmt.Sprintf("/proc/self/fd/%d", k.podNS.Fd()), func(ns.NetNS) error {
 		return os.WriteFile("/proc/sys/net/ipv6/conf/"+ifName+"/"+name, []byte(value), 0)
 	})
+}
+
+// carrierSettle bounds the wait for the host end, together with as long before.
+const carrierSettle = 100 * time.Millisecond
+
+// awaitCarrier waits until the host end lets packets pass. With the pod's end up
+// it has a carrier, but the kernel opens its queue and the bridge's port behind
+// our back; what the pod sends before that is lost, and asked again only after
+// a second. It is no failure if that takes long.
+func (k *kernel) awaitCarrier(host int) {
+	for wait := 100 * time.Microsecond; wait < carrierSettle; wait *= 2 {
+		l, err := k.host.LinkByIndex(host)
+		if err != nil || l.Attrs().OperState == netlink.OperUp {
+			return
+		}
+		time.Sleep(wait)
+	}
 }
 
 // addRoute appends: where the pod has a default route over another interface,

@@ -55,7 +55,7 @@ func linuxMachine(t *testing.T, iptables string) *machine {
 	m := &machine{ns: netnstest.New(t), guard: &fakekernel.Guard{}}
 	other := netnstest.New(t)
 	m.sh(t, "ip link add %s type veth peer name up0 netns %s", underlay, other.Path())
-	m.sh(t, "ip addr add 192.0.2.1/24 dev %s && ip addr add 2001:db8::1/64 dev %[1]s nodad && ip link set lo up && ip link set %[1]s up", underlay)
+	m.sh(t, "ip addr add 192.0.2.1/24 dev %s && echo 1 >/proc/sys/net/ipv6/conf/%[1]s/keep_addr_on_down && ip addr add 2001:db8::1/64 dev %[1]s nodad && ip link set lo up && ip link set %[1]s up", underlay)
 	m.far = &machine{ns: other, guard: &fakekernel.Guard{}}
 	m.far.sh(t, "ip addr add 192.0.2.2/24 dev up0 && ip addr add 2001:db8::2/64 dev up0 nodad && ip link set up0 up")
 	m.kernel, m.vandal = m.openKernel(t, iptables), m.openKernel(t, iptables)

@@ -189,7 +189,7 @@ func TestLinuxI4ParentGoesAndComesBack(t *testing.T) {
 		}
 	}
 	m.sh(t, `ip link add up0 type veth peer name spare0
-		ip addr add 192.0.2.1/24 dev up0; ip link set up0 up; ip link set spare0 up`)
+		ip addr add 192.0.2.1/24 dev up0; ip addr add 2001:db8::1/64 dev up0 nodad; ip link set up0 up; ip link set spare0 up`)
 	m.untilPlanEmpty(t, want)
 	after := m.look(t)
 	delete(after.Links, "spare0")

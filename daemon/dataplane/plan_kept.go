@@ -50,6 +50,11 @@ func (p *planner) keptDirect() []Peer {
 	for _, subnet := range p.have.Tokens {
 		tokens[subnet] = true
 	}
+	for _, v := range p.want.Overlays {
+		for mac, subnet := range p.secondSubnets(v.DeviceName(p.want.Name)) {
+			tokens[subnet] = tokens[subnet] || p.have.Tokens[mac].IsValid()
+		}
+	}
 	var found, kept []Peer
 	for _, r := range p.up.standing[p.up.link] {
 		if !tokens[r.Dst] || len(p.want.Overlays) == 0 {
@@ -75,7 +80,7 @@ func (p *planner) foundPeers(dev overlay) []Peer {
 	for _, f := range keysThat(p.have.FDB, compareFDB, func(f FDB) bool { return f.Link == dev.name }) {
 		targets[f.MAC] = f.Dst
 	}
-	seconds := p.secondSubnets(dev)
+	seconds := p.secondSubnets(dev.name)
 	var whole, damaged []Peer
 	for _, mac := range keysThat(p.have.Tokens, compareMACs, func(mac MAC) bool { return targets[mac].IsValid() }) {
 		peer := Peer{Subnet: p.have.Tokens[mac], PublicIP: targets[mac], MAC: mac}
@@ -99,10 +104,10 @@ func (p *planner) foundPeers(dev overlay) []Peer {
 // secondSubnets are the subnets of peers whose tokens speak of another family,
 // by neighbour and route. Both go when the device goes down: then nobody knows
 // any more which they were.
-func (p *planner) secondSubnets(dev overlay) map[MAC]netip.Prefix {
+func (p *planner) secondSubnets(device string) map[MAC]netip.Prefix {
 	seconds := map[MAC]netip.Prefix{}
-	for _, r := range p.routesThat(func(r Route) bool { return ownRoute(r, dev.name) && r.Dst.Addr() == r.Via }) {
-		if mac, ok := p.have.Neighs[Neigh{dev.name, r.Via}]; ok {
+	for _, r := range p.routesThat(Route.leadsDirectly) { // through the overlay or not
+		if mac, ok := p.have.Neighs[Neigh{device, r.Dst.Addr()}]; ok {
 			seconds[mac] = r.Dst
 		}
 	}

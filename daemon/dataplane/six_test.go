@@ -34,6 +34,7 @@ func conformance6(t *testing.T, newMachine func(*testing.T) *machine) {
 		"StrandedSubnet":    stranded6,
 		"FamilyGoes":        familyGoes,
 		"KeptPeers":         keptPeers6,
+		"KeptPlainRoutes":   keptDirect6,
 		"RoutersAreHeard":   routersAreHeard,
 		"NoOverlayOfOne":    noOverlayOfOne,
 	} {
@@ -253,6 +254,23 @@ func keptPeers6(t *testing.T, m *machine) {
 	if len(s.Tokens) != 1 || len(s.FDB) != 2 || len(s.Neighs) != 2 {
 		t.Errorf("tokens %v, entries %v, neighbours %v", s.Tokens, s.FDB, s.Neighs)
 	}
+}
+
+// keptDirect6: that holds of peers with plain routes too; each is kept once.
+func keptDirect6(t *testing.T, m *machine) {
+	all := dual34(35, 36)
+	all.Uplink = underlay
+	for i := range all.Peers {
+		all.Peers[i].Direct = true
+	}
+	m.converge(t, all)
+	before := m.read(t)
+	want := dual34()
+	want.Uplink, want.KeepPeers = underlay, true
+	if ops := m.converge(t, want); len(ops) > 0 {
+		t.Errorf("wrote\n%s", text(ops))
+	}
+	sameState(t, before, m.read(t))
 }
 
 // routersAreHeard: a link with a route from a router keeps it, though the host

@@ -16,6 +16,7 @@ import (
 // Paths below /proc/sys.
 const (
 	ipForward      = "net/ipv4/ip_forward"
+	ipForward6     = "net/ipv6/conf/all/forwarding"
 	bridgeNF       = "net/bridge/bridge-nf-call-iptables"
 	conntrackCount = "net/netfilter/nf_conntrack_count"
 	conntrackMax   = "net/netfilter/nf_conntrack_max"
@@ -54,15 +55,21 @@ func (j *judge) forwarding() {
 			off, fixes = append(off, path+" = "+v), append(fixes, sysctl(path, "1"))
 		}
 	}
-	note(ipForward)
-	for _, name := range j.ways() {
-		note(confOf(name, "forwarding"))
+	six := j.Status != nil && j.Status.Subnet6 != ""
+	if six {
+		note(ipForward6)
+	}
+	if !six || j.Status.Subnet != "" {
+		note(ipForward)
+		for _, name := range j.ways() {
+			note(confOf(name, "forwarding"))
+		}
 	}
 	evidence, fix := strings.Join(off, ", "), strings.Join(fixes, "; ")
 	switch {
 	case len(off) == 0:
 		j.ok("forwarding", "%s = %s", ipForward, j.Sysctls[ipForward])
-	case j.Status == nil || j.Status.Subnet == "":
+	case !six && (j.Status == nil || j.Status.Subnet == ""):
 		j.info("forwarding", "routing between interfaces is off; tenured turns it on when it holds a subnet", evidence)
 	default:
 		j.found(Error, "forwarding", "routing between interfaces is off: pods reach nothing outside of this node. tenured turns it on again within seconds; if it stays so, something turns it off",

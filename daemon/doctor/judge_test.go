@@ -201,6 +201,11 @@ func TestEachFinding(t *testing.T) {
 			delete(f.Links, podLink)
 			f.Early = map[string]bool{podLink: true}
 		}, "warning interface-missing", podLink, "crictl"},
+		{"IPv6 not routed", func(f *Facts) { f.Sysctls[ipForward6], f.Status.Subnet6 = "0", "fd00:5:0:22::/64" }, "error forwarding", "ipv6/conf/all/forwarding = 0", "sysctl -w net/ipv6/conf/all/forwarding=1"},
+		{"IPv6 not routed, and no pods of it", func(f *Facts) { f.Sysctls[ipForward6] = "0" }, "", "", ""},
+		{"IPv4 not routed, and pods of IPv6 alone", func(f *Facts) {
+			f.Sysctls[ipForward], f.Sysctls[ipForward6], f.Status.Subnet, f.Status.Subnet6 = "0", "1", "", "fd00:5:0:22::/64"
+		}, "", "", ""},
 		{"routing off, no subnet", func(f *Facts) { f.Sysctls[ipForward], f.Status.Subnet = "0", "" }, "info forwarding", "= 0", ""},
 		{"another instance's pod", func(f *Facts) { f.Links["tenx"] = Link{Alias: alias("b", "c9")} }, "", "", ""},
 		{"other subnet announced", func(f *Facts) { f.Announced = prefix("10.5.35.1/24") }, "warning subnet-env", "10.5.35.1/24, held 10.5.34.0/24", "journalctl"},

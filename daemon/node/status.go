@@ -126,13 +126,11 @@ func (n *Node) addHolding(s *api.Status, v lease.View, now time.Duration) {
 	if v.LastProof != 0 {
 		s.Lease.LastProofSecondsAgo = (now - v.LastProof).Seconds()
 	}
-	if p := h.Subnets().V4; p.IsValid() {
-		s.Subnet = p.String()
-		u := n.cfg.Ledger.Usage(p)
+	s.Subnet, s.Subnet6 = prefixText(h.Subnets().V4), prefixText(h.Subnets().V6)
+	if all := h.Subnets().All(); len(all) > 0 {
+		// Pods have one of each family, and IPv4 has the fewer.
+		u := n.cfg.Ledger.Usage(all[0])
 		s.Addresses = api.Addresses{Total: u.Total, Used: u.Used, Cooling: u.Cooling}
-	}
-	if p := h.Subnets().V6; p.IsValid() {
-		s.Subnet6 = p.String()
 	}
 }
 

@@ -118,7 +118,7 @@ func printTable(out io.Writer, s *api.Status) error {
 		state += ": " + s.Reason
 	}
 	line("state", state)
-	line("network", orNone(s.Network))
+	line("network", orNone(strings.TrimSpace(s.Network+" "+s.Network6)))
 	line("subnet", orNone(strings.TrimSpace(s.Subnet+" "+s.Subnet6)))
 	if s.Lease != nil {
 		line("lease", fmt.Sprintf("%s, ttl %s, overlay %s, last proof %s, epoch %d", s.Lease.ID,

@@ -45,6 +45,7 @@ func TestM2(t *testing.T) {
 	t.Run("reach", func(t *testing.T) { reach(ctx, t, c, p1, p2) })
 	t.Run("M2", func(t *testing.T) { hundredAtOnce(ctx, t, n1, p2) })
 	t.Run("address of another", func(t *testing.T) { addressOfAnother(ctx, t, n1, p1) })
+	t.Run("restart", func(t *testing.T) { restarted(ctx, t, n1, p1, p2) })
 	t.Run("M4", func(t *testing.T) { oneFamilyChanges(ctx, t, c, p1, p2) })
 }
 
@@ -135,6 +136,37 @@ func addressOfAnother(ctx context.Context, t *testing.T, n *lab.Node, neighbour 
 	}
 }
 
+// restarted makes sure that a restart costs neither family a packet, changes
+// nothing in the kernel, and that a pod comes and goes after it.
+func restarted(ctx context.Context, t *testing.T, n *lab.Node, p1, p2 *lab.Pod) {
+	flows := []*cluster.Flow{cluster.StartFlow(ctx, t, p1.NS, p2.NS, p2.IP), cluster.StartFlow(ctx, t, p1.NS, p2.NS, p2.IP6)}
+	var sent []int
+	for _, f := range flows {
+		f.Runs(ctx, t)
+		sent = append(sent, f.Sent())
+	}
+	before, passes := cluster.Status(ctx, t, n), cluster.WritingPasses(n)
+	if err := n.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Start(ctx, t, n)
+	after := cluster.Wait(ctx, t, n, "has its peer", func(s *api.Status) bool {
+		return len(s.Peers) > 0 && s.Peers[0].State == api.PeerProgrammed && cluster.Well(s)
+	})
+	if after.Subnet != before.Subnet || after.Subnet6 != before.Subnet6 {
+		t.Errorf("subnets %s %s, before %s %s", after.Subnet, after.Subnet6, before.Subnet, before.Subnet6)
+	}
+	if wrote := cluster.WritingPasses(n) - passes; wrote != 0 {
+		t.Errorf("%d passes wrote to the kernel:\n%s", wrote, n.Logs(20))
+	}
+	for i, f := range flows {
+		f.Whole(ctx, t, sent[i])
+	}
+	if err := cluster.Pod(ctx, t, n, "later").Del(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
 // oneFamilyChanges is row M4, flannel #1822, k3s #12538 and #8794: after a peer's
 // reboot its IPv6 is dead while IPv4 works. Right is: what a peer announces in
 // one family is programmed by itself, and the other family is not touched.
@@ -206,6 +238,9 @@ func TestIPv6(t *testing.T) {
 				pods = append(pods, cluster.Pod(ctx, t, n, "p"))
 			}
 			reach(ctx, t, c, pods[0], pods[1])
+			if s := cluster.Status(ctx, t, c.Nodes[0]); s.Addresses.Used != 1 || s.Addresses.Total < 200 || !cluster.Well(s) {
+				t.Errorf("status %+v", s)
+			}
 			closes, stays := cluster.StartFlow(ctx, t, pods[0].NS, pods[1].NS, pods[1].IP6), cluster.StartFlow(ctx, t, pods[1].NS, pods[2].NS, pods[2].IP6)
 			closes.Runs(ctx, t)
 			stays.Runs(ctx, t)
