@@ -139,7 +139,8 @@ type Lease struct {
 	Epoch               int64   `json:"epoch"`
 }
 
-// Addresses counts the addresses of the held subnet.
+// Addresses counts the addresses of the held subnet: those of IPv4 where pods have
+// one of each family, which end first.
 type Addresses struct {
 	// Total is how many a full subnet can give to pods.
 	Total uint64 `json:"total"`

@@ -126,14 +126,13 @@ func (n *Node) addHolding(s *api.Status, v lease.View, now time.Duration) {
 	if v.LastProof != 0 {
 		s.Lease.LastProofSecondsAgo = (now - v.LastProof).Seconds()
 	}
-	if p := h.Subnets().V4; p.IsValid() {
-		s.Subnet = p.String()
-		u := n.cfg.Ledger.Usage(p)
-		s.Addresses = api.Addresses{Total: u.Total, Used: u.Used, Cooling: u.Cooling}
+	s.Subnet, s.Subnet6 = prefixText(h.Subnets().V4), prefixText(h.Subnets().V6)
+	scarce := h.Subnets().V4 // each pod has an address of both: these end first
+	if !scarce.IsValid() {
+		scarce = h.Subnets().V6
 	}
-	if p := h.Subnets().V6; p.IsValid() {
-		s.Subnet6 = p.String()
-	}
+	u := n.cfg.Ledger.Usage(scarce)
+	s.Addresses = api.Addresses{Total: u.Total, Used: u.Used, Cooling: u.Cooling}
 }
 
 func problem(code, severity, text, fix string) api.Problem {
