@@ -140,7 +140,7 @@ func kubeProxy(ctx context.Context, iptables string) bool {
 
 // sysctls reads what is judged; what is not there is left out.
 func sysctls(links map[string]Link) map[string]string {
-	paths := []string{ipForward, bridgeNF, conntrackCount, conntrackMax, confOf("all", "rp_filter")}
+	paths := []string{ipForward, ipForward6, bridgeNF, conntrackCount, conntrackMax, confOf("all", "rp_filter")}
 	for n := 1; n <= 3; n++ {
 		paths = append(paths, dataplane.NeighbourThreshold(n))
 	}

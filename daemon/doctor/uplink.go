@@ -67,9 +67,22 @@ func (f *Facts) inPodNetwork(r netlink.Route) bool {
 	if f.Status == nil || r.Dst == nil {
 		return r.Dst != nil
 	}
-	network, err := netip.ParsePrefix(f.Status.Network)
 	dst, _ := netip.AddrFromSlice(r.Dst.IP)
-	return err != nil || network.Contains(dst.Unmap())
+	return within(f.Status, dst.Unmap())
+}
+
+// within says that an address lies in a pod network; any does while none is known.
+func within(s *api.Status, a netip.Addr) bool {
+	known := false
+	for _, text := range []string{s.Network, s.Network6} {
+		if network, err := netip.ParsePrefix(text); err == nil {
+			if network.Contains(a) {
+				return true
+			}
+			known = true
+		}
+	}
+	return !known
 }
 
 // uplink judges the fence of direct routes.
