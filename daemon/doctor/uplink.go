@@ -95,7 +95,7 @@ func (j *judge) uplink() {
 			orNothing(u.Routes), "start tenured; or: tenurectl uninstall")
 	case len(u.Fenced) == 0 && len(u.Routes) > 0 && j.Root:
 		j.found(Error, code, "direct routes lead through a device without the fence: they are open past the deadline of the lease", orNothing(u.Routes),
-			"start tenured, which puts the fence back or withdraws them; or: ip route flush proto 90")
+			"start tenured, which puts the fence back or withdraws them; or: ip route flush proto 90; ip -6 route flush proto 90")
 	case u.Qdisc != "" && u.Qdisc != "clsact" && j.Status != nil && j.wantsDirect():
 		j.found(Error, code, fmt.Sprintf("a qdisc %s is on %s where the fence would hang, so there are no direct routes", u.Qdisc, j.Underlay), "tc qdisc show dev "+j.Underlay,
 			"move its filters to clsact, which has an inward side too; or: take Backend.DirectRouting or host-gw out of the network config")
