@@ -89,7 +89,7 @@ func (j *judge) reversePath() {
 	evidence, isStrict := strict(j.Underlay)
 	var other []string
 	for _, addr := range slices.SortedFunc(maps.Keys(j.Ways), netip.Addr.Compare) {
-		if way := j.Ways[addr]; way != j.Underlay {
+		if way := j.Ways[addr]; way != j.Underlay && addr.Is4() { // IPv6 has no such filter
 			other = append(other, addr.String()+" by "+way)
 		}
 	}

@@ -135,6 +135,10 @@ func TestEachFinding(t *testing.T) {
 			f.Sysctls[confOf("eth0", "rp_filter")] = "1"
 			f.Ways[netip.MustParseAddr("192.0.2.13")] = "eth1"
 		}, "error rp-filter", "192.0.2.13 by eth1", "sysctl -w net/ipv4/conf/eth0/rp_filter=2"},
+		{"strict, IPv6 another way", func(f *Facts) {
+			f.Sysctls[confOf("eth0", "rp_filter")] = "1"
+			f.Ways[netip.MustParseAddr("2001:db8::c")] = "eth1"
+		}, "info rp-filter", "eth0 1", ""},
 		{"direct routes, fenced", func(f *Facts) {
 			f.Uplink = Uplink{"clsact", []string{"eth0"}, []string{"10.5.35.0/24 via 192.0.2.12 dev eth0"}}
 		}, "", "", ""},
