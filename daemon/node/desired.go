@@ -88,8 +88,9 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 // packets can come from.
 func wireDevice(d *dataplane.Desired, f family, v lease.View, u Underlay, c Config) {
 	held := v.Holding.Subnets()
-	subnet, local := f.subnet(held), netip.Addr{}
-	if local, _ = f.local(u); !subnet.IsValid() || !local.IsValid() {
+	subnet := f.subnet(held)
+	local, _ := f.local(u)
+	if !subnet.IsValid() || !local.IsValid() {
 		return
 	}
 	d.Overlays = append(d.Overlays, dataplane.Vxlan{
