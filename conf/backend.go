@@ -33,8 +33,8 @@ const (
 	maxVNI      = 1<<24 - 1
 	defaultPort = 8472
 	maxPort     = 1<<16 - 1
-	minMTU      = 576  // IPv4's: every host takes a packet of this size
-	minMTU6     = 1280 // IPv6's least link MTU (RFC 8200, section 5)
+	minMTU      = 576  // a pod's least: every host takes a packet of this size
+	minMTU6     = 1280 // the same with IPv6, its least link MTU (RFC 8200, section 5)
 	maxMTU      = 1<<16 - 1
 )
 
@@ -95,7 +95,7 @@ func (f *networkForm) readBackend(six bool) Backend {
 	default:
 		f.fault("Backend.Type", "%q is not supported; %s and %s are", *form.kind, BackendVXLAN, BackendHostGW)
 	}
-	least := minMTU
+	least := minMTU + b.Overhead(false)
 	if six {
 		least = minMTU6 + b.Overhead(six)
 	}

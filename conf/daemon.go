@@ -13,7 +13,7 @@ import (
 type Daemon struct {
 	// ShowVersion asks for the version; nothing else is set or checked then.
 	ShowVersion bool
-	// Name is the first part of device and chain names, 1 to 6 bytes.
+	// Name is the first part of device and chain names, 1 to 6 bytes, not ending in 6.
 	Name string
 	// NodeName is the node's name in its record.
 	NodeName string
@@ -90,7 +90,7 @@ func (f *daemonForm) flagSet() *pflag.FlagSet {
 	fs := pflag.NewFlagSet("tenured", pflag.ContinueOnError)
 	fs.SortFlags = false
 	fs.StringVar(&f.configFile, "config", "", "strict YAML `file` with settings named as these flags")
-	fs.StringVar(&f.Name, "name", "tenure", "first part of device and chain `name`s, 6 bytes at most; two instances need two")
+	fs.StringVar(&f.Name, "name", "tenure", "first part of device and chain `name`s, 6 bytes at most and no 6 at the end; two instances need two")
 	fs.StringVar(&f.NodeName, "node-name", "", "this node's `name` in the cluster (default the host name)")
 	fs.StringSliceVar(&f.Ifaces, "iface", nil, "underlay interface by `NAME|PATTERN,...`, a shell pattern; the first match wins (default the one that routes to etcd)")
 	fs.StringSliceVar(&f.publicIPs, "public-ip", nil, "`address` this node announces, or one of each family with a comma; one that is not on it (1:1 NAT) needs --iface too")

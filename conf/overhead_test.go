@@ -2,8 +2,8 @@ package conf
 
 import "testing"
 
-// TestOverhead: the least MTU of IPv6 is what is left behind the overhead, so
-// that a config which leaves a pod less is none.
+// TestOverhead: the least MTU of either family is what is left behind the overhead,
+// so that a config which leaves a pod less is none.
 func TestOverhead(t *testing.T) {
 	for backend, want := range map[Backend][2]int{
 		{Type: BackendVXLAN}:                      {50, 70},
@@ -15,7 +15,8 @@ func TestOverhead(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]int{
-		`{"Network":"10.5.0.0/16","Backend":{"MTU":576}}`:                                                                 526,
+		`{"Network":"10.5.0.0/16","Backend":{"MTU":626}}`:                                                                 576,
+		`{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw","MTU":576}}`:                                                576,
 		`{"Network":"10.5.0.0/16","Backend":{"MTU":65535}}`:                                                               65485,
 		`{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"MTU":1350}}`:                  1280,
 		`{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"host-gw","MTU":1280}}`: 1280,

@@ -139,7 +139,8 @@ type Lease struct {
 	Epoch               int64   `json:"epoch"`
 }
 
-// Addresses counts the addresses of the held subnet.
+// Addresses counts the addresses of the held subnet: those of IPv4 where pods have
+// one of each family, which end first.
 type Addresses struct {
 	// Total is how many a full subnet can give to pods.
 	Total uint64 `json:"total"`
@@ -167,8 +168,10 @@ const (
 
 // Peer is another node as etcd has it and as the kernel has it.
 type Peer struct {
-	Node     string `json:"node"`
-	Subnet   string `json:"subnet"`
+	Node string `json:"node"`
+	// Subnet is that of IPv4, or IPv6, or both with " & " between.
+	Subnet string `json:"subnet"`
+	// PublicIP is its IPv4 address, or that of IPv6 where it has no other.
 	PublicIP string `json:"publicIP"`
 	Epoch    int64  `json:"epoch"`
 	// State is programmed, pending, conflict or unreachable; Reason says why

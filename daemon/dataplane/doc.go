@@ -21,9 +21,9 @@
 // neighbours and static forwarding entries on the vxlan devices; routes with
 // RouteProtocol that leave through our devices, or inside the networks or what
 // those were before are unreachable or lead to a gateway; the chains
-// <NAME>-MASQ, <NAME>-FWD and <NAME>-RAW with the rules that jump to them from
-// the base chains. The strict check of sources (rp_filter) is loosened on the
-// uplink and the overlay where packets of one peer may come in by both.
+// <NAME>-MASQ, <NAME>-FWD, <NAME>-RAW and <NAME>-MSS with the rules that jump to
+// them from the base chains. The strict check of sources (rp_filter) is loosened
+// on the uplink and the overlay where packets of one peer may come in by both.
 //
 // IPv6 differs from IPv4 in what the kernel does by itself: a link that goes down
 // loses its addresses, an address is on a link once, with whatever length, and

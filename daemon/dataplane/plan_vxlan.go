@@ -177,7 +177,7 @@ func (p *planner) vxlanClash(dev overlay, link Link, exists bool, renamed []stri
 
 // ownerOf says whose vxlan device bears the name, as far as it tells.
 func ownerOf(name string) string {
-	if ourVxlan("flannel", name) {
+	if ourVxlan("flannel", name) || ourVxlan("flannel-v6", name) {
 		return "of flannel, which still runs here or has left it,"
 	}
 	return "of others"

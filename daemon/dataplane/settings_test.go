@@ -126,7 +126,7 @@ func portSettings(t *testing.T, m *machine) {
 // names: a device in our overlay's way is called by its owner, where that shows.
 func names(t *testing.T, m *machine) {
 	for name, text := range map[string]string{
-		"flannel.1": "flannel.1 is a vxlan device of flannel", "vx7": "vx7 is a vxlan device of others",
+		"flannel.1": "flannel.1 is a vxlan device of flannel", "flannel-v6.1": "flannel-v6.1 is a vxlan device of flannel", "vx7": "vx7 is a vxlan device of others",
 	} {
 		c := dataplane.AddVxlan{Name: name, MAC: mac(7), Tunnel: dataplane.Tunnel{
 			VNI: 1, Port: 8472, Local: addr("192.0.2.1"), Parent: underlay,

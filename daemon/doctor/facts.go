@@ -164,6 +164,15 @@ func (f Facts) overlays() []string {
 	return all
 }
 
+// families are those that pods have: IPv4 where nobody says otherwise.
+func (f Facts) families() (four, six bool) {
+	if f.Status == nil {
+		return true, false
+	}
+	six = f.Status.Network6 != ""
+	return f.Status.Network != "" || !six, six
+}
+
 // held is the subnet that is served, by the daemon's word or subnet.env's.
 func (f Facts) held() netip.Prefix {
 	if f.Status != nil {

@@ -55,21 +55,21 @@ func (j *judge) forwarding() {
 			off, fixes = append(off, path+" = "+v), append(fixes, sysctl(path, "1"))
 		}
 	}
-	six := j.Status != nil && j.Status.Subnet6 != ""
-	if six {
-		note(ipForward6)
-	}
-	if !six || j.Status.Subnet != "" {
+	four, six := j.families()
+	if four {
 		note(ipForward)
 		for _, name := range j.ways() {
 			note(confOf(name, "forwarding"))
 		}
 	}
+	if six {
+		note(ipForward6)
+	}
 	evidence, fix := strings.Join(off, ", "), strings.Join(fixes, "; ")
 	switch {
 	case len(off) == 0:
-		j.ok("forwarding", "%s = %s", ipForward, j.Sysctls[ipForward])
-	case !six && (j.Status == nil || j.Status.Subnet == ""):
+		j.ok("forwarding", "packets are routed between interfaces")
+	case j.Status == nil || j.Status.Subnet == "" && j.Status.Subnet6 == "":
 		j.info("forwarding", "routing between interfaces is off; tenured turns it on when it holds a subnet", evidence)
 	default:
 		j.found(Error, "forwarding", "routing between interfaces is off: pods reach nothing outside of this node. tenured turns it on again within seconds; if it stays so, something turns it off",
@@ -89,7 +89,7 @@ func (j *judge) reversePath() {
 	evidence, isStrict := strict(j.Underlay)
 	var other []string
 	for _, addr := range slices.SortedFunc(maps.Keys(j.Ways), netip.Addr.Compare) {
-		if way := j.Ways[addr]; way != j.Underlay {
+		if way := j.Ways[addr]; way != j.Underlay && addr.Is4() { // IPv6 has no such filter
 			other = append(other, addr.String()+" by "+way)
 		}
 	}
@@ -187,6 +187,9 @@ func (j *judge) sizes() {
 	const code = "mtu"
 	before, overlays := len(j.all), j.overlays()
 	pods := under.MTU - j.overhead("")
+	if j.Status != nil && j.Status.MTU > 0 && len(overlays) == 0 { // host-gw has none, and no overhead
+		pods = j.Status.MTU
+	}
 	for _, name := range overlays {
 		evidence += fmt.Sprintf(", %s %d", name, j.Links[name].MTU)
 		pods = min(pods, j.Links[name].MTU, under.MTU-j.overhead(name))
@@ -222,7 +225,7 @@ func (j *judge) leastMTU(devices []string) int {
 func (j *judge) devices() {
 	j.rivals()
 	j.overlaps()
-	for _, name := range []string{j.bridge(), j.overlay()} {
+	for _, name := range append([]string{j.bridge()}, j.overlays()...) {
 		if m := j.Links[name].Manager; m != "" {
 			j.found(Warning, "link-manager", fmt.Sprintf("%s manages %s and may take its addresses and routes away", m, name), m+" says so", unmanage(m, name))
 		}
@@ -253,17 +256,21 @@ func unmanage(manager, name string) string {
 
 // rivals are other overlays.
 func (j *judge) rivals() {
-	ours, there := j.Links[j.overlay()]
+	mine := j.overlays()
 	for _, name := range slices.Sorted(maps.Keys(j.Links)) {
 		l := j.Links[name]
-		if l.Kind != "vxlan" || slices.Contains(j.overlays(), name) {
+		if l.Kind != "vxlan" || slices.Contains(mine, name) {
 			continue
 		}
+		clash := l.Up && slices.ContainsFunc(mine, func(our string) bool {
+			o := j.Links[our]
+			return l.VNI == o.VNI && l.Port == o.Port
+		})
 		evidence := fmt.Sprintf("%s: VNI %d, port %d, up %t", name, l.VNI, l.Port, l.Up)
 		switch {
-		case there && l.VNI == ours.VNI && l.Port == ours.Port && l.Up:
+		case clash:
 			j.found(Error, "other-overlay", "another vxlan device has the VNI and port of ours", evidence, "ip link del "+name)
-		case strings.HasPrefix(name, "flannel."):
+		case strings.HasPrefix(name, "flannel."), strings.HasPrefix(name, "flannel-v6."):
 			j.found(Warning, "other-overlay", "flannel's device is here: its record is not taken over while that is up, and two overlays claim the pod network", evidence,
 				"stop flanneld, then: ip link del "+name)
 		default:

@@ -124,12 +124,21 @@ func TestEachFinding(t *testing.T) {
 		{"no raw table", func(f *Facts) { f.Trials.NoTrack = "no table" }, "warning notrack", "no table", "iptable_raw"},
 		{"routing off", sysctl(ipForward, "0"), "error forwarding", "ip_forward = 0", "sysctl -w net/ipv4/ip_forward=1"},
 		{"overlay does not route", sysctl(confOf("tenure.1", "forwarding"), "0"), "error forwarding", "tenure.1/forwarding = 0", "sysctl -w net/ipv4/conf/tenure.1/forwarding=1"},
+		{"IPv6 is not routed", func(f *Facts) { f.Status.Network6, f.Sysctls[ipForward6] = "fd00:5::/48", "0" }, "error forwarding", "ipv6/conf/all/forwarding = 0", "sysctl -w net/ipv6/conf/all/forwarding=1"},
+		{"IPv6 alone needs no IPv4", func(f *Facts) {
+			f.Status.Network, f.Status.Subnet, f.Status.Network6, f.Status.Subnet6 = "", "", "fd00:5::/48", "fd00:5:0:22::/64"
+			f.Sysctls[ipForward], f.Sysctls[ipForward6], f.Announced, f.Network = "0", "1", netip.Prefix{}, netip.Prefix{}
+		}, "", "", ""},
 		{"read-only", func(f *Facts) { f.ReadOnlySysctls = true }, "error read-only-sysctls", "ro", "remount"},
 		{"strict, one way", sysctl(confOf("all", "rp_filter"), "1"), "info rp-filter", "all 1, eth0 0", ""},
 		{"strict, other way", func(f *Facts) {
 			f.Sysctls[confOf("eth0", "rp_filter")] = "1"
 			f.Ways[netip.MustParseAddr("192.0.2.13")] = "eth1"
 		}, "error rp-filter", "192.0.2.13 by eth1", "sysctl -w net/ipv4/conf/eth0/rp_filter=2"},
+		{"strict, IPv6 another way", func(f *Facts) {
+			f.Sysctls[confOf("eth0", "rp_filter")] = "1"
+			f.Ways[netip.MustParseAddr("2001:db8::c")] = "eth1"
+		}, "info rp-filter", "eth0 1", ""},
 		{"direct routes, fenced", func(f *Facts) {
 			f.Uplink = Uplink{"clsact", []string{"eth0"}, []string{"10.5.35.0/24 via 192.0.2.12 dev eth0"}}
 		}, "", "", ""},
@@ -171,6 +180,12 @@ func TestEachFinding(t *testing.T) {
 		{"two of ours", func(f *Facts) { f.CNI.Files[1] = ours("20-tenure.conf") }, "warning cni-conf-twice", "20-tenure.conf", "rm /etc/cni/net.d/20-tenure.conf"},
 		{"another socket", func(f *Facts) { f.CNI.Files[0].Socket = "/run/other.sock" }, "warning cni-conf", "/run/other.sock", "--socket"},
 		{"flannel", func(f *Facts) { f.Links["flannel.7"] = Link{Kind: "vxlan", VNI: 7, Port: 8472, Up: true} }, "warning other-overlay", "flannel.7: VNI 7", "ip link del flannel.7"},
+		{"flannel of IPv6", func(f *Facts) { f.Links["flannel-v6.7"] = Link{Kind: "vxlan", VNI: 7, Port: 8472, Up: true} }, "warning other-overlay", "flannel-v6.7: VNI 7", "ip link del flannel-v6.7"},
+		{"same VNI as IPv6's", func(f *Facts) {
+			f.Links["tenure6.7"] = Link{Kind: "vxlan", MTU: 1450 - 20, Up: true, VNI: 7, Port: 8472}
+			f.Links["vx7"] = Link{Kind: "vxlan", VNI: 7, Port: 8472, Up: true}
+			link("tenure0", func(l *Link) { l.MTU = 1430 })(f)
+		}, "error other-overlay", "vx7", "ip link del vx7"},
 		{"same VNI", func(f *Facts) { f.Links["flannel.1"] = Link{Kind: "vxlan", VNI: 1, Port: 8472, Up: true} }, "error other-overlay", "VNI 1, port 8472", "ip link del flannel.1"},
 		{"another vxlan", func(f *Facts) { f.Links["vx9"] = Link{Kind: "vxlan", VNI: 9, Port: 4789} }, "info other-overlay", "vx9", ""},
 		{"docker in the subnet", func(f *Facts) {
@@ -184,6 +199,10 @@ func TestEachFinding(t *testing.T) {
 		}, "", "", ""},
 		{"managed", link("tenure0", func(l *Link) { l.Manager = networkd }), "warning link-manager", networkd, "Unmanaged=yes"},
 		{"managed by NetworkManager", link("tenure.1", func(l *Link) { l.Manager = networkManager }), "warning link-manager", networkManager, "nmcli device set tenure.1 managed no"},
+		{"IPv6's overlay is managed", func(f *Facts) {
+			f.Links["tenure6.1"] = Link{Kind: "vxlan", MTU: 1430, Up: true, Manager: networkManager}
+			link("tenure0", func(l *Link) { l.MTU = 1430 })(f)
+		}, "warning link-manager", networkManager, "nmcli device set tenure6.1 managed no"},
 		{"no gateway", link("tenure0", func(l *Link) { l.Addrs = nil }), "error bridge", "want 10.5.34.1/24", "journalctl"},
 		{"no bridge", func(f *Facts) { delete(f.Links, "tenure0") }, "error bridge", "tenure0", "journalctl"},
 		{"ledger spoilt", func(f *Facts) { f.Ledger, f.LedgerErr = nil, "unexpected end" }, "warning ledger", "unexpected end", "systemctl restart tenured"},
@@ -201,10 +220,9 @@ func TestEachFinding(t *testing.T) {
 			delete(f.Links, podLink)
 			f.Early = map[string]bool{podLink: true}
 		}, "warning interface-missing", podLink, "crictl"},
-		{"IPv6 not routed", func(f *Facts) { f.Sysctls[ipForward6], f.Status.Subnet6 = "0", "fd00:5:0:22::/64" }, "error forwarding", "ipv6/conf/all/forwarding = 0", "sysctl -w net/ipv6/conf/all/forwarding=1"},
 		{"IPv6 not routed, and no pods of it", func(f *Facts) { f.Sysctls[ipForward6] = "0" }, "", "", ""},
 		{"IPv4 not routed, and pods of IPv6 alone", func(f *Facts) {
-			f.Sysctls[ipForward], f.Sysctls[ipForward6], f.Status.Subnet, f.Status.Subnet6 = "0", "1", "", "fd00:5:0:22::/64"
+			f.Sysctls[ipForward], f.Sysctls[ipForward6], f.Status.Network, f.Status.Network6 = "0", "1", "", "fd00:5::/48"
 		}, "", "", ""},
 		{"routing off, no subnet", func(f *Facts) { f.Sysctls[ipForward], f.Status.Subnet = "0", "" }, "info forwarding", "= 0", ""},
 		{"another instance's pod", func(f *Facts) { f.Links["tenx"] = Link{Alias: alias("b", "c9")} }, "", "", ""},
@@ -270,6 +288,32 @@ func TestUplinkFenceAmongOthers(t *testing.T) {
 			return f.Code == "uplink-fence" && strings.Contains(f.Fix, fix) && f.Evidence != ""
 		}) {
 			t.Errorf("no finding says %q: %+v", fix, Judge(facts))
+		}
+	}
+}
+
+// TestSizesWithPlainRoutes: without an overlay nothing is taken from the MTU.
+func TestSizesWithPlainRoutes(t *testing.T) {
+	f := running()
+	delete(f.Links, "tenure.1")
+	f.Status.MTU = 1500
+	for _, one := range Judge(f) {
+		if one.Code == "mtu" && !strings.HasSuffix(one.Text, "pods can have 1500") {
+			t.Errorf("%s %q", one.Severity, one.Text)
+		}
+	}
+}
+
+func TestWithin(t *testing.T) {
+	both := &api.Status{Network: "10.5.0.0/16", Network6: "fd00:5::/48"}
+	for address, s := range map[string]*api.Status{"10.5.1.0": both, "fd00:5:0:1::": both, "192.0.2.1": {}} {
+		if !within(s, netip.MustParseAddr(address)) {
+			t.Errorf("%s is outside of %q and %q", address, s.Network, s.Network6)
+		}
+	}
+	for address, s := range map[string]*api.Status{"10.6.1.0": both, "fd00:6::": both, "2001:db8::": {Network: "10.5.0.0/16"}} {
+		if within(s, netip.MustParseAddr(address)) {
+			t.Errorf("%s is within %q or %q", address, s.Network, s.Network6)
 		}
 	}
 }

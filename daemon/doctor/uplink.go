@@ -67,9 +67,22 @@ func (f *Facts) inPodNetwork(r netlink.Route) bool {
 	if f.Status == nil || r.Dst == nil {
 		return r.Dst != nil
 	}
-	network, err := netip.ParsePrefix(f.Status.Network)
 	dst, _ := netip.AddrFromSlice(r.Dst.IP)
-	return err != nil || network.Contains(dst.Unmap())
+	return within(f.Status, dst.Unmap())
+}
+
+// within says that an address lies in a pod network; any does while none is known.
+func within(s *api.Status, a netip.Addr) bool {
+	known := false
+	for _, text := range []string{s.Network, s.Network6} {
+		if network, err := netip.ParsePrefix(text); err == nil {
+			if network.Contains(a) {
+				return true
+			}
+			known = true
+		}
+	}
+	return !known
 }
 
 // uplink judges the fence of direct routes.
@@ -82,7 +95,7 @@ func (j *judge) uplink() {
 			orNothing(u.Routes), "start tenured; or: tenurectl uninstall")
 	case len(u.Fenced) == 0 && len(u.Routes) > 0 && j.Root:
 		j.found(Error, code, "direct routes lead through a device without the fence: they are open past the deadline of the lease", orNothing(u.Routes),
-			"start tenured, which puts the fence back or withdraws them; or: ip route flush proto 90")
+			"start tenured, which puts the fence back or withdraws them; or: ip route flush proto 90; ip -6 route flush proto 90")
 	case u.Qdisc != "" && u.Qdisc != "clsact" && j.Status != nil && j.wantsDirect():
 		j.found(Error, code, fmt.Sprintf("a qdisc %s is on %s where the fence would hang, so there are no direct routes", u.Qdisc, j.Underlay), "tc qdisc show dev "+j.Underlay,
 			"move its filters to clsact, which has an inward side too; or: take Backend.DirectRouting or host-gw out of the network config")

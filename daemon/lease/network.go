@@ -43,6 +43,9 @@ func (e *Engine) judgeLocked(s *Snapshot) {
 		return
 	}
 	e.log.Info("network config in force", "network", networkName(*n), "leaseTTL", n.LeaseTTL)
+	if _, warnings, _ := conf.ParseNetwork(s.Config.Value); len(warnings) > 0 { // it has just been read
+		e.log.Warn("network config asks for more than there is", "why", strings.Join(warnings, "; "))
+	}
 	e.putInForceLocked(n, s.Config.Value)
 }
 

@@ -3,6 +3,7 @@ package lease
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -50,6 +51,24 @@ func TestOrphansAreNotAllNamed(t *testing.T) {
 	faults := orphaned(network(t, `{"Network":"10.5.0.0/28"}`), listed(fourSubnets, kvs...))
 	if text := faults.Error(); len(faults) != orphansNamed+1 || !strings.Contains(text, "10.5.10.0/24") || !strings.Contains(text, "17 more") {
 		t.Errorf("%d faults: %s", len(faults), text)
+	}
+}
+
+// TestConfigWithMoreThanThereIs: flannel's, for example; it is said once what has no
+// effect.
+func TestConfigWithMoreThanThereIs(t *testing.T) {
+	t.Parallel()
+	_, e, _ := holder(t)
+	var said logBuffer
+	e.log = slog.New(slog.NewTextHandler(&said, nil))
+	s := shown(12, true)
+	s.Config = Versioned[[]byte]{[]byte(`{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":{"Type":"vxlan","GBP":true}}`), 12}
+	e.adopt(s)
+	e.adopt(s)
+	for _, field := range []string{"EnableNFTables", "Backend.GBP"} {
+		if n := said.lines(field); n != 1 {
+			t.Errorf("%d lines about %s", n, field)
+		}
 	}
 }
 

@@ -119,3 +119,25 @@ func TestDesiredOfBothFamilies(t *testing.T) {
 		t.Errorf("networks %v, outside %v", d.Networks, d.Outside)
 	}
 }
+
+// TestStatusCountsAddresses: of both families those of IPv4, which end first; of
+// IPv6 alone its own.
+func TestStatusCountsAddresses(t *testing.T) {
+	v, _ := dual(t)
+	r := newRig(t, v)
+	mustAdd(t, r, "c1")
+	if got := r.Status().Addresses; got != (api.Addresses{Total: 253, Used: 1}) {
+		t.Errorf("of both families %+v", got)
+	}
+	own := v.Snapshot.Entries[0]
+	own.V4 = netip.Prefix{}
+	v.Holding, v.Snapshot.Entries[0] = holdingOf(t, own), own
+	n := *v.Network
+	n.EnableIPv4, n.Network = false, netip.Prefix{}
+	v.Network = &n
+	r = newRig(t, v)
+	mustAdd(t, r, "c1")
+	if got := r.Status().Addresses; got.Used != 1 || got.Total < 1<<63 {
+		t.Errorf("of IPv6 alone %+v", got)
+	}
+}

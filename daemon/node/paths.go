@@ -92,8 +92,14 @@ func holeProblems(holes []pathmtu.Hole, peers []api.Peer, n conf.Network, clampe
 	if clamped {
 		text += "; new TCP connections are kept smaller than that (--clamp-mss), datagrams are not"
 	}
-	return []api.Problem{problem("path-mtu", api.SeverityWarning, text, fmt.Sprintf("give all between the nodes one MTU, and let ICMP pass; "+
-		"or tenurectl config set with Backend.MTU %d, and start pods anew; meanwhile --clamp-mss lets TCP pass", least+n.Backend.Overhead(n.EnableIPv6)))}
+	fix := "give all between the nodes one MTU, and let ICMP pass"
+	if least >= leastMTU(&n) { // less is refused in the config
+		fix += fmt.Sprintf("; or tenurectl config set with Backend.MTU %d, and start pods anew", least+n.Backend.Overhead(n.EnableIPv6))
+	}
+	if !clamped {
+		fix += "; meanwhile --clamp-mss lets TCP pass"
+	}
+	return []api.Problem{problem("path-mtu", api.SeverityWarning, text, fix)}
 }
 
 // peerWith is the peer whose subnet has an address, for people.

@@ -90,11 +90,15 @@ func TestHoleProblems(t *testing.T) {
 			t.Errorf("%q does not say %q", got[0].Text, w)
 		}
 	}
-	if strings.Contains(got[0].Text, "10.5.103.1") || !strings.Contains(got[0].Fix, "Backend.MTU 1290") {
+	if strings.Contains(got[0].Text, "10.5.103.1") || !strings.Contains(got[0].Fix, "Backend.MTU 1290") || strings.Contains(got[0].Fix, "clamp") {
 		t.Errorf("%+v", got[0])
 	}
-	if got := holeProblems(many[:1], peers, n, false); strings.Contains(got[0].Text, "clamp") {
-		t.Errorf("not clamped: %q", got[0].Text)
+	if got := holeProblems(many[:1], peers, n, false); strings.Contains(got[0].Text, "clamp") || !strings.Contains(got[0].Fix, "--clamp-mss") {
+		t.Errorf("not clamped: %+v", got[0])
+	}
+	n.EnableIPv6 = true
+	if got := holeProblems(many[:1], peers, n, false); strings.Contains(got[0].Fix, "Backend.MTU") {
+		t.Errorf("a config that is refused: %q", got[0].Fix)
 	}
 }
 

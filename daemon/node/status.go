@@ -127,11 +127,12 @@ func (n *Node) addHolding(s *api.Status, v lease.View, now time.Duration) {
 		s.Lease.LastProofSecondsAgo = (now - v.LastProof).Seconds()
 	}
 	s.Subnet, s.Subnet6 = prefixText(h.Subnets().V4), prefixText(h.Subnets().V6)
-	if all := h.Subnets().All(); len(all) > 0 {
-		// Pods have one of each family, and IPv4 has the fewer.
-		u := n.cfg.Ledger.Usage(all[0])
-		s.Addresses = api.Addresses{Total: u.Total, Used: u.Used, Cooling: u.Cooling}
+	scarce := h.Subnets().V4 // each pod has an address of both: these end first
+	if !scarce.IsValid() {
+		scarce = h.Subnets().V6
 	}
+	u := n.cfg.Ledger.Usage(scarce)
+	s.Addresses = api.Addresses{Total: u.Total, Used: u.Used, Cooling: u.Cooling}
 }
 
 func problem(code, severity, text, fix string) api.Problem {

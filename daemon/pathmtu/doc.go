@@ -2,9 +2,9 @@
 // large ones without a word: a path-MTU black hole, on which connections come
 // about and then hang.
 //
-// It sends echo requests from this node's gateway address to the peer's, so
-// through the overlay and the fence as pods' packets go: a small one, and one of
-// the size that pods may send, which must not be fragmented. A hole is only what
+// It sends echo requests from this node's gateway address to the peer's, so by the
+// way that pods' packets take, through the fence: a small one, and one of the size
+// that pods may send, which must not be fragmented. A hole is only what
 // lets the small one pass before and after and the large one not in three
 // tries, while nobody says that it is too large. Who does not answer at all, as
 // behind a firewall that drops echo requests, is not judged.

@@ -69,6 +69,8 @@ func forDocker(s *api.Status, instance, part string) (dockerOptions, error) {
 	o := dockerOptions{Bridge: instance + "0", FixedCIDR: s.Subnet, MTU: s.MTU}
 	subnet, err := netip.ParsePrefix(s.Subnet)
 	switch {
+	case s.Subnet == "" && s.Subnet6 != "":
+		return o, failed(exitStands, "this node's subnet %s is of IPv6 alone, and docker wants one of IPv4\nGive the cluster a network of both families", s.Subnet6)
 	case s.Subnet == "":
 		return o, failed(exitStands, "this node holds no subnet that docker could use: it is %s: %s\nLook at: tenurectl status", s.State, s.Reason)
 	case err != nil:

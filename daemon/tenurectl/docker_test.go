@@ -13,6 +13,7 @@ import (
 // nothing where there is no subnet.
 func TestDockerOpts(t *testing.T) {
 	empty, none := healthy(), &api.Status{State: api.StateWaiting, Reason: "no config yet"}
+	six := &api.Status{State: api.StateHeld, Subnet6: "fd00:5:0:22::/64"}
 	empty.Addresses.Used = 0
 	second := filepath.Join(t.TempDir(), "b.yaml")
 	free, used := serve(t, empty), serve(t, healthy())
@@ -36,6 +37,7 @@ func TestDockerOpts(t *testing.T) {
 		"more than it holds": {[]string{"--socket", used, "--fixed-cidr=10.5.0.0/16"}, exitUsage, "", "10.5.34.0/24"},
 		"host bits":          {[]string{"--socket", used, "--fixed-cidr=10.5.34.9/25"}, exitUsage, "", "host bits"},
 		"no subnet":          {[]string{"--socket", serve(t, none)}, exitStands, "", "waiting: no config yet"},
+		"IPv6 alone":         {[]string{"--socket", serve(t, six)}, exitStands, "", "IPv6 alone"},
 		"no daemon":          {[]string{"--socket", filepath.Join(t.TempDir(), "x")}, exitNotReached, "", "tenured"},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -69,7 +69,7 @@ func sick() *api.Status {
 	s := healthy()
 	s.State, s.Ready, s.Reason = api.StateFenced, false, "the overlay of 10.5.34.0/24 is closed: the deadline passed"
 	s.Lease.RemainingSeconds, s.Lease.LastProofSecondsAgo = 0, -1
-	s.Subnet6 = "fd00:5:0:22::/64"
+	s.Network6, s.Subnet6 = "fd00:5::/48", "fd00:5:0:22::/64"
 	s.Stranded = []api.Stranded{{Subnet: "10.5.33.0/24", ContainerID: "c1", IfName: "eth0", Address: "10.5.33.9"}}
 	s.Peers = append(s.Peers, api.Peer{Node: "long-name", Subnet: "10.5.36.0/24", PublicIP: "192.0.2.113", Epoch: 7, State: api.PeerConflict, Reason: "a route of others is in the way"})
 	s.Etcd.Endpoints = []api.Endpoint{{URL: "http://192.0.2.2:2379", Since: "2026-11-30T00:00:00Z", Reason: "connection refused"}, {URL: "http://192.0.2.3:2379"}}

@@ -84,9 +84,12 @@ func printWide(out io.Writer, s *api.Status) error {
 	if err := printTable(out, s); err != nil {
 		return err
 	}
-	states := map[string]int{}
+	states, direct := map[string]int{}, 0
 	for _, p := range s.Peers {
 		states[p.State]++
+		if p.Path == api.PathDirect {
+			direct++
+		}
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
@@ -94,8 +97,8 @@ func printWide(out io.Writer, s *api.Status) error {
 	line("version", s.Version)
 	line("ready", fmt.Sprint(s.Ready))
 	line("revision", fmt.Sprintf("%d of etcd", s.Etcd.Revision))
-	line("peers", fmt.Sprintf("%d in etcd; in the kernel: %d programmed, %d pending; %d conflict, %d unreachable", len(s.Peers),
-		states[api.PeerProgrammed], states[api.PeerPending], states[api.PeerConflict], states[api.PeerUnreachable]))
+	line("peers", fmt.Sprintf("%d in etcd; in the kernel: %d programmed (%d by a plain route), %d pending; %d conflict, %d unreachable", len(s.Peers),
+		states[api.PeerProgrammed], direct, states[api.PeerPending], states[api.PeerConflict], states[api.PeerUnreachable]))
 	line("stranded", fmt.Sprintf("%d pods", len(s.Stranded)))
 	return w.Flush()
 }

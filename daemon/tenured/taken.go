@@ -143,16 +143,18 @@ func (d *daemon) nameServerProblems(n *conf.Network) []api.Problem {
 	if n == nil {
 		return nil
 	}
-	var covered []string
-	for _, ip := range nameServers(d.underlay.resolv) {
-		if n.Network.Contains(ip) {
-			covered = append(covered, ip.String())
+	var networks, covered []string
+	for _, network := range []netip.Prefix{n.Network, n.IPv6Network} {
+		for _, ip := range nameServers(d.underlay.resolv) {
+			if network.Contains(ip) {
+				networks, covered = append(networks, network.String()), append(covered, ip.String())
+			}
 		}
 	}
 	if len(covered) == 0 {
 		return nil
 	}
 	return []api.Problem{{Code: "name-server-covered", Severity: api.SeverityWarning,
-		Text: fmt.Sprintf("the pod network %s covers %s, a name server in %s: unless it is a pod or on a link of this node, no name can be looked up here", n.Network, strings.Join(covered, ", "), resolvConf),
+		Text: fmt.Sprintf("the pod network %s covers %s, a name server in %s: unless it is a pod or on a link of this node, no name can be looked up here", strings.Join(slices.Compact(networks), " and "), strings.Join(covered, ", "), resolvConf),
 		Fix:  "name another server in " + resolvConf + ", or give the cluster another network"}}
 }

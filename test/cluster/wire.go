@@ -81,30 +81,49 @@ func (w *Wire) read(raw *os.File) {
 }
 
 func (w *Wire) note(packet []byte) {
-	const ipLen = 20
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if source, ok := innerSource(packet); ok {
-		w.from[source]++
-	} else if len(packet) >= ipLen && packet[0]>>4 == 4 {
-		w.plain[netip.AddrFrom4([4]byte(packet[12:16]))]++
+	if inner, ok := inside(packet); ok {
+		if a, ok := source(inner); ok {
+			w.from[a]++
+		}
+	} else if a, ok := source(packet); ok {
+		w.plain[a]++
 	}
 }
 
-// innerSource takes the source address out of an IPv4 packet inside of vxlan,
-// which goes to UDP port 8472.
-func innerSource(outer []byte) (netip.Addr, bool) {
-	const udpLen, vxlanLen, etherLen, ipLen = 8, 8, 14, 20
-	if len(outer) < ipLen || outer[0]>>4 != 4 || outer[9] != unix.IPPROTO_UDP {
-		return netip.Addr{}, false
+// Lengths of headers without options.
+const (
+	ipv4Len  = 20
+	ipv6Len  = 40
+	udpLen   = 8
+	vxlanLen = 8
+	etherLen = 14
+)
+
+// source is the source address of a packet; false of what is no IP.
+func source(packet []byte) (netip.Addr, bool) {
+	switch {
+	case len(packet) >= ipv4Len && packet[0]>>4 == 4:
+		return netip.AddrFrom4([4]byte(packet[12:16])), true
+	case len(packet) >= ipv6Len && packet[0]>>4 == 6:
+		return netip.AddrFrom16([16]byte(packet[8:24])), true
 	}
-	udp := outer[int(outer[0]&0xf)*4:]
-	if len(udp) < udpLen+vxlanLen+etherLen+ipLen || binary.BigEndian.Uint16(udp[2:]) != 8472 {
-		return netip.Addr{}, false
+	return netip.Addr{}, false
+}
+
+// inside is what a packet has behind the frame in vxlan, which goes to UDP port
+// 8472; false where it is no such packet.
+func inside(outer []byte) ([]byte, bool) {
+	udp := []byte{}
+	switch {
+	case len(outer) >= ipv4Len && outer[0]>>4 == 4 && outer[9] == unix.IPPROTO_UDP:
+		udp = outer[min(int(outer[0]&0xf)*4, len(outer)):]
+	case len(outer) >= ipv6Len && outer[0]>>4 == 6 && outer[6] == unix.IPPROTO_UDP:
+		udp = outer[ipv6Len:]
 	}
-	ether := udp[udpLen+vxlanLen:]
-	if binary.BigEndian.Uint16(ether[12:]) != unix.ETH_P_IP {
-		return netip.Addr{}, false
+	if len(udp) < udpLen+vxlanLen+etherLen || binary.BigEndian.Uint16(udp[2:]) != 8472 {
+		return nil, false
 	}
-	return netip.AddrFrom4([4]byte(ether[etherLen+12 : etherLen+16])), true
+	return udp[udpLen+vxlanLen+etherLen:], true
 }
