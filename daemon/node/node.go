@@ -187,7 +187,7 @@ func (n *Node) steer() {
 		return
 	}
 	d, wanted := Desired(v, u, pods, n.cfg)
-	d = n.linger.keep(d, n.steered, v, n.cfg.Prefix, n.cfg.Clock())
+	d = n.linger.keep(d, n.steered, v, u, n.cfg.Prefix, n.cfg.Clock())
 	d.Bridge.Ports = atRest(d.Bridge.Ports, cause.busy)
 	d.Clamp = clampTo(d.Clamp, cause.holes)
 	switch {
