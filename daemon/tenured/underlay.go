@@ -163,7 +163,7 @@ func (u *underlay) note(c choice, found node.Underlay, err error) bool {
 		u.err = err
 		return false
 	}
-	found = keep(u.found, found, need)
+	found = keep(u.found, found, need, c.devices)
 	news := found != u.found
 	if news {
 		u.log.Info("underlay", "interface", found.Interface, "publicIP", addrText(found.PublicIP), "publicIP6", addrText(found.PublicIP6), "mtu", found.MTU)

@@ -342,11 +342,13 @@ func (c choice) lacks(u node.Underlay, need families) error {
 
 // keep is pure: what was found once stays in use while there is nothing in its
 // place. An address that DHCP takes away comes back in a moment, or another one
-// does.
-func keep(before, found node.Underlay, need families) node.Underlay {
+// does. An interface that is gone, of those there are, keeps no family from
+// another one.
+func keep(before, found node.Underlay, need families, devices []device) node.Underlay {
 	lost4 := need.v4 && before.Local.IsValid() && !found.Local.IsValid()
 	lost6 := need.v6 && before.Local6.IsValid() && !found.Local6.IsValid()
-	if (lost4 || lost6) && before.Interface != found.Interface {
+	stands := slices.ContainsFunc(devices, func(d device) bool { return d.name == before.Interface })
+	if (lost4 || lost6) && before.Interface != found.Interface && stands {
 		return before
 	}
 	if lost4 {

@@ -246,20 +246,23 @@ func TestAwaited(t *testing.T) {
 func TestKeep(t *testing.T) {
 	both, four, six := on("eth0", "192.0.2.1/24", "2001:db8::1/64"), on("eth0", "192.0.2.2/24"), on("eth0", "2001:db8::2/64")
 	mixed := func(a, b string) node.Underlay { return on("eth0", a, b) }
+	mixed1 := on("eth1", "198.51.100.1/24", "2001:db8::1/64")
+	there := cards(t, card{name: "eth0"}, card{name: "eth1"})
 	for name, c := range map[string]struct {
 		before, found node.Underlay
 		need          families
 		want          node.Underlay
 	}{
-		"nothing before":            {node.Underlay{}, four, families{true, true}, four},
-		"IPv6 gone, not needed":     {both, four, families{v4: true}, four},
-		"IPv6 gone, and needed":     {both, four, families{true, true}, mixed("192.0.2.2/24", "2001:db8::1/64")},
-		"IPv4 gone, and needed":     {both, six, families{true, true}, mixed("192.0.2.1/24", "2001:db8::2/64")},
-		"IPv4 gone, not needed":     {both, six, families{v6: true}, six},
-		"another interface, whole":  {both, on("eth1", "198.51.100.1/24"), families{v4: true}, on("eth1", "198.51.100.1/24")},
-		"another interface, lesser": {both, on("eth1", "198.51.100.1/24"), families{true, true}, both},
+		"nothing before":               {node.Underlay{}, four, families{true, true}, four},
+		"IPv6 gone, not needed":        {both, four, families{v4: true}, four},
+		"IPv6 gone, and needed":        {both, four, families{true, true}, mixed("192.0.2.2/24", "2001:db8::1/64")},
+		"IPv4 gone, and needed":        {both, six, families{true, true}, mixed("192.0.2.1/24", "2001:db8::2/64")},
+		"IPv4 gone, not needed":        {both, six, families{v6: true}, six},
+		"another interface, whole":     {both, on("eth1", "198.51.100.1/24"), families{v4: true}, on("eth1", "198.51.100.1/24")},
+		"another interface, lesser":    {both, on("eth1", "198.51.100.1/24"), families{true, true}, both},
+		"in place of one that is gone": {on("gone0", "192.0.2.1/24", "2001:db8::1/64"), on("eth1", "198.51.100.1/24"), families{true, true}, mixed1},
 	} {
-		if got := keep(c.before, c.found, c.need); got != c.want {
+		if got := keep(c.before, c.found, c.need, there); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}
