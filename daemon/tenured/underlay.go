@@ -41,6 +41,8 @@ type underlay struct {
 	// reached are the addresses of etcd that there are connections to; nil is
 	// none.
 	reached func() []netip.Addr
+	// announced is what this node announced last; nil is nothing.
+	announced func() []netip.Addr
 	// resolve looks a name up, in one family ("ip4" or "ip6").
 	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	// resolv is the file that names the name servers.
@@ -186,6 +188,9 @@ func (u *underlay) choice(ctx context.Context, now sighted) choice {
 	c := choice{ifaces: u.cfg.Ifaces, public: u.cfg.PublicIP, public6: u.cfg.PublicIP6, before: u.found, devices: devices(u.cfg.Name, now.links, now.addrs)}
 	u.mu.Unlock()
 	c.need = u.prefer()
+	if u.announced != nil {
+		c.announced = u.announced()
+	}
 	u.ask(ctx, &c)
 	return c
 }

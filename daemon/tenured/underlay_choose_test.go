@@ -179,6 +179,8 @@ func TestWaysOut(t *testing.T) {
 		"its own address":        {choice{toEtcd: []way{{dst: ip("2001:db8::11"), link: 1}}, defaults: []way{world4}}, on("eth0", "192.0.2.11/24"), ""},
 		"its address on lo":      {choice{toEtcd: []way{{dst: ip("198.51.100.1"), link: 1}}, defaults: []way{world4}}, on("eth0", "192.0.2.11/24"), ""},
 		"no way out":             {choice{toEtcd: []way{{dst: ip("::1"), link: 1}}, defaults: []way{nowhere("1.1.1.1"), nowhere("2000::1")}}, node.Underlay{}, "etcd is on this machine: no route to 1.1.1.1 or 2000::1"},
+		"no name resolves":       {choice{unresolved: errNotLooked}, node.Underlay{}, "no etcd endpoint can be resolved"},
+		"but it is known here":   {choice{unresolved: errNotLooked, announced: []netip.Addr{ip("203.0.113.7"), ip("2001:db8::11")}}, on("eth1", "2001:db8::11/64"), ""},
 		"the second of a name":   {choice{toEtcd: []way{nowhere("203.0.113.1"), {dst: ip("2001:db8::2"), link: 3}}}, on("eth1", "2001:db8::11/64"), ""},
 		"none of a name":         {choice{toEtcd: []way{nowhere("203.0.113.1"), nowhere("2001:db8:5::1")}}, node.Underlay{}, "no route to 203.0.113.1 or 2001:db8:5::1"},
 		"a link that has gone":   {choice{toEtcd: []way{{dst: ip("203.0.113.1"), link: 9}}}, node.Underlay{}, "by no interface of other nodes"},
