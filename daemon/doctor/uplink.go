@@ -63,13 +63,21 @@ func (f *Facts) hosts(name string) bool {
 	return name != "" && kind != "bridge" && kind != "vxlan"
 }
 
+// inPodNetwork is true as well while no network is known.
 func (f *Facts) inPodNetwork(r netlink.Route) bool {
 	if f.Status == nil || r.Dst == nil {
 		return r.Dst != nil
 	}
-	network, err := netip.ParsePrefix(f.Status.Network)
 	dst, _ := netip.AddrFromSlice(r.Dst.IP)
-	return err != nil || network.Contains(dst.Unmap())
+	known := false
+	for _, text := range []string{f.Status.Network, f.Status.Network6} {
+		network, err := netip.ParsePrefix(text)
+		if err == nil && network.Contains(dst.Unmap()) {
+			return true
+		}
+		known = known || err == nil
+	}
+	return !known
 }
 
 // uplink judges the fence of direct routes.
