@@ -52,9 +52,9 @@ func (p *planner) lookAtUplink() uplink {
 	case !link.Up:
 		u.blocked = "underlay interface " + u.link + " is down"
 	case link.NoEthernet:
-		u.blocked = "packets on underlay interface " + u.link + " have no Ethernet header, in which the fence could judge them, so nothing is sent there by a plain route"
+		u.blocked = "packets on underlay interface " + u.link + " have no Ethernet header, in which the fence could judge them, so nothing is sent there by a plain route; vxlan works"
 	}
-	if u.link != "" && !exists && len(p.want.Overlays) == 0 {
+	if u.link != "" && (!exists || link.NoEthernet) && len(p.want.Overlays) == 0 {
 		p.conflict("parent", "%s", u.blocked)
 	}
 	return u

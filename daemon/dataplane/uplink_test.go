@@ -290,6 +290,10 @@ func uplinkWithoutEthernet(t *testing.T, m *machine) {
 	if s := m.read(t); strings.Contains(routesTo(s), tunnel) || len(s.Uplinks) != 0 {
 		t.Errorf("host-gw: uplinks %v, routes\n%s", s.Uplinks, routesTo(s))
 	}
+	_, conflicts := dataplane.Plan(want, m.read(t))
+	if !slices.ContainsFunc(conflicts, func(c dataplane.Conflict) bool { return c.What == "parent" && strings.Contains(c.Text, "no Ethernet header") }) {
+		t.Errorf("host-gw: not said: %v", conflicts)
+	}
 }
 
 var errUnfenceable = errors.New("no fence here")
