@@ -77,8 +77,8 @@ type Config struct {
 	Prefix string
 	// Clock reads CLOCK_BOOTTIME.
 	Clock func() time.Duration
-	// Underlay returns the interface and addresses that outer
-	// packets use; ok is false while none is usable.
+	// Underlay returns the interface and addresses that outer packets use; ok is
+	// false while none is usable, or one that the pods' families need is missing.
 	Underlay func() (u Underlay, ok bool)
 	// UnderlayErr says why none is.
 	UnderlayErr func() error
