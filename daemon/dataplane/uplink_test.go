@@ -291,7 +291,9 @@ func uplinkWithoutEthernet(t *testing.T, m *machine) {
 		t.Errorf("host-gw: uplinks %v, routes\n%s", s.Uplinks, routesTo(s))
 	}
 	_, conflicts := dataplane.Plan(want, m.read(t))
-	if !slices.ContainsFunc(conflicts, func(c dataplane.Conflict) bool { return c.What == "parent" && strings.Contains(c.Text, "no Ethernet header") }) {
+	if !slices.ContainsFunc(conflicts, func(c dataplane.Conflict) bool {
+		return c.What == "parent" && strings.Contains(c.Text, "no Ethernet header")
+	}) {
 		t.Errorf("host-gw: not said: %v", conflicts)
 	}
 }
