@@ -237,6 +237,8 @@ func linkOf(l netlink.Link, m []byte, names map[int]string) Link {
 		Master:  names[a.MasterIndex],
 		NoARP:   a.RawFlags&unix.IFF_NOARP != 0,
 		Promisc: a.RawFlags&unix.IFF_PROMISC != 0,
+		// The kernel's type of hardware; a loopback device has the header too.
+		NoEthernet: a.EncapType != "ether" && a.EncapType != "loopback",
 	}
 	copy(out.MAC[:], a.HardwareAddr)
 	m = m[unix.SizeofIfInfomsg:]

@@ -51,8 +51,10 @@ func (p *planner) lookAtUplink() uplink {
 		u.blocked = "underlay interface " + u.link + " is missing"
 	case !link.Up:
 		u.blocked = "underlay interface " + u.link + " is down"
+	case link.NoEthernet:
+		u.blocked = "packets on underlay interface " + u.link + " have no Ethernet header, in which the fence could judge them, so nothing is sent there by a plain route; vxlan works"
 	}
-	if u.link != "" && !exists && len(p.want.Overlays) == 0 {
+	if u.link != "" && (!exists || link.NoEthernet) && len(p.want.Overlays) == 0 {
 		p.conflict("parent", "%s", u.blocked)
 	}
 	return u
@@ -156,8 +158,9 @@ func (p *planner) guardUplinks() {
 		return
 	}
 	for _, link := range slices.Sorted(maps.Keys(p.up.standing)) {
-		// Those that lead elsewhere than through the uplink go in this very pass.
-		going := p.want.Held() && link != p.want.Uplink && p.have.Tokens != nil
+		// Those that lead elsewhere than through the uplink go in this very pass,
+		// unless what comes in their place waits for the fence there.
+		going := p.want.Held() && link != p.want.Uplink && p.have.Tokens != nil && (p.want.Uplink == "" || p.have.Uplinks[p.want.Uplink])
 		if !p.have.Uplinks[link] && !going {
 			p.attachUplink(link, Reroute{Del: p.up.standing[link]})
 		}

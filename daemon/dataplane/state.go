@@ -70,6 +70,9 @@ type Link struct {
 	// NoARP and Promisc are flags that we never set: without ARP no pod is
 	// found, and a promiscuous device costs each packet a copy.
 	NoARP, Promisc bool
+	// NoEthernet says that packets on the link begin with no Ethernet header, as on
+	// a tunnel for IP alone: there the fence cannot judge them.
+	NoEthernet bool
 	// ProtoDown is the switch by which a program above the kernel takes a
 	// device's carrier away. We never set it.
 	ProtoDown bool

@@ -48,6 +48,7 @@ func uplinkSuite() map[string]func(*testing.T, *machine) {
 		"UplinkFenceComesBack":  uplinkFenceComesBack,
 		"UplinkWithoutSubnet":   uplinkWithoutSubnet,
 		"UplinkCannotBeFenced":  uplinkCannotBeFenced,
+		"UplinkWithoutEthernet": uplinkWithoutEthernet,
 		"GatewayedIsNotDirect":  gatewayedIsNotDirect,
 		"DirectPeersAreKept":    directPeersAreKept,
 		"DirectIsRemoved":       directIsRemoved,
@@ -181,11 +182,20 @@ func uplinkChanges(t *testing.T, m *machine) {
 	} else {
 		m.sh(t, "ip link add up1 type veth peer name up1-far && ip link set up1-far up && ip link set up1 up && ip addr add 192.0.2.1/24 dev up1 && ip addr del 192.0.2.1/24 dev up0")
 	}
-	ops := m.settle(t, want)
+	// The routes through the old one wait for the fence on the new one, which may
+	// not come: meanwhile they need theirs. (With the address the kernel has dropped
+	// them already.)
+	m.guard.Detach(m.read(t).Links[underlay].Index)
+	s := m.read(t)
+	ops, _ := dataplane.Plan(want, s)
+	if strings.Contains(routesTo(s), underlay) && !strings.Contains(text(ops), "fence attach up0 as uplink") {
+		t.Errorf("with neither fence there, the routes that stand stay open:\n%s", text(ops))
+	}
+	ops = m.settle(t, want)
 	if last := ops[len(ops)-1].String(); last != "fence detach up0 as uplink" {
 		t.Errorf("the last change is %s of\n%s", last, text(ops))
 	}
-	s := m.read(t)
+	s = m.read(t)
 	wantRoutes(t, "moved", s, strings.ReplaceAll(direct35, underlay, other), strings.ReplaceAll(direct36, underlay, other))
 	if _, ok := s.Uplinks[underlay]; ok || !s.Uplinks[other] {
 		t.Errorf("uplinks %v", s.Uplinks)
@@ -252,6 +262,39 @@ func uplinkCannotBeFenced(t *testing.T, m *machine) {
 	r := loop.Report()
 	if r.Converged || r.Err == nil || r.Peers[1].State != dataplane.PeerPending || !strings.Contains(r.Peers[1].Reason, errUnfenceable.Error()) {
 		t.Errorf("report %+v", r)
+	}
+}
+
+// uplinkWithoutEthernet: the fence cannot read packets there, and none go there
+// by a plain route.
+func uplinkWithoutEthernet(t *testing.T, m *machine) {
+	const tunnel = "tun9"
+	if fake, ok := m.kernel.(*fakekernel.Kernel); ok {
+		fake.Edit(func(s *dataplane.State) {
+			s.Links[tunnel] = dataplane.Link{Index: 999, Kind: "tuntap", MTU: 1500, Up: true, NoEthernet: true}
+		})
+	} else {
+		m.sh(t, "ip tuntap add tun9 mode tun && ip link set tun9 up")
+	}
+	s := m.read(t)
+	if !s.Links[tunnel].NoEthernet || s.Links[underlay].NoEthernet || s.Links["lo"].NoEthernet {
+		t.Errorf("without Ethernet are %+v", s.Links)
+	}
+	want := directly(peer(35))
+	want.Uplink = tunnel
+	m.settle(t, want)
+	wantRoutes(t, "DirectRouting", m.read(t), overlay35)
+	want = hostGW(peer(36))
+	want.Uplink = tunnel
+	m.settle(t, want)
+	if s := m.read(t); strings.Contains(routesTo(s), tunnel) || len(s.Uplinks) != 0 {
+		t.Errorf("host-gw: uplinks %v, routes\n%s", s.Uplinks, routesTo(s))
+	}
+	_, conflicts := dataplane.Plan(want, m.read(t))
+	if !slices.ContainsFunc(conflicts, func(c dataplane.Conflict) bool {
+		return c.What == "parent" && strings.Contains(c.Text, "no Ethernet header")
+	}) {
+		t.Errorf("host-gw: not said: %v", conflicts)
 	}
 }
 

@@ -1,11 +1,14 @@
 package doctor
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/tenure-cni/tenure/daemon/api"
 	"github.com/tenure-cni/tenure/daemon/attach"
@@ -274,6 +277,31 @@ func TestParseNeighbours(t *testing.T) {
 	}
 	if got := parseNeighbours(nil); got != (Neighbours{}) {
 		t.Errorf("nothing is %+v", got)
+	}
+}
+
+// TestInPodNetwork: the direct routes of both families are those of the instance.
+func TestInPodNetwork(t *testing.T) {
+	for _, c := range []struct {
+		network, network6, dst string
+		want                   bool
+	}{
+		{"10.5.0.0/16", "", "10.5.35.0/24", true},
+		{"10.5.0.0/16", "", "10.6.35.0/24", false},
+		{"10.5.0.0/16", "fd00:5::/48", "fd00:5:0:23::/64", true},
+		{"", "fd00:5::/48", "fd00:5:0:23::/64", true},
+		{"", "fd00:5::/48", "fd00:6:0:23::/64", false},
+		{"", "fd00:5::/48", "10.5.35.0/24", false},
+		{"", "", "10.5.35.0/24", true},
+	} {
+		_, dst, err := net.ParseCIDR(c.dst)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := &Facts{Status: &api.Status{Network: c.network, Network6: c.network6}}
+		if got := f.inPodNetwork(netlink.Route{Dst: dst}); got != c.want {
+			t.Errorf("%s in %q and %q: %t", c.dst, c.network, c.network6, got)
+		}
 	}
 }
 

@@ -63,6 +63,7 @@ func (f *Facts) hosts(name string) bool {
 	return name != "" && kind != "bridge" && kind != "vxlan"
 }
 
+// inPodNetwork is true as well while no network is known.
 func (f *Facts) inPodNetwork(r netlink.Route) bool {
 	if f.Status == nil || r.Dst == nil {
 		return r.Dst != nil

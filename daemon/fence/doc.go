@@ -127,8 +127,9 @@
 // With direct routes, AttachUplink puts a second form of the program on the
 // host's own device. It judges a packet only if both its addresses lie in
 // Network, by F and by Source or Destination, and passes all else, understood
-// or not. There is no token there: an earlier tenant that believes in a wrong
-// clock is not caught by its receivers.
+// or not; so a device without Ethernet headers, of whose packets it would
+// understand none, is refused (ErrNoEthernet). There is no token there: an
+// earlier tenant that believes in a wrong clock is not caught by its receivers.
 //
 // # Attaching, and finding it again
 //

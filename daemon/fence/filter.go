@@ -24,6 +24,11 @@ var ErrShadowed = errors.New("another filter runs ahead of the fence")
 // for clsact. It is not ours to remove.
 var ErrQdisc = errors.New("another qdisc takes the place of clsact")
 
+// ErrNoEthernet says that packets on the device begin with no Ethernet header, as
+// on a tunnel for IP alone. The program would find no addresses in them, and in
+// its form for an uplink let all of them pass.
+var ErrNoEthernet = errors.New("packets there have no Ethernet header, in which the fence looks for what they are")
+
 // filterPriority is asked first.
 const filterPriority = 1
 
@@ -75,6 +80,7 @@ func (f *Fence) AttachedUplink(ctx context.Context, ifindex int) (bool, error) {
 // through. There the program judges only packets whose source and destination
 // both lie in Network, by deadline and addresses but not by token, and lets
 // everything else pass, open or shut. Direct routes must not exist before it.
+// A device of another kind is refused with ErrNoEthernet.
 func (f *Fence) AttachUplink(ctx context.Context, ifindex int) error {
 	f.attaching.Lock()
 	f.uplinks[ifindex] = true // also if only one direction is done
@@ -139,6 +145,11 @@ func (f *Fence) attachBoth(ctx context.Context, ifindex int, k form) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("attach the fence to device %d: %w", ifindex, err)
 	}
+	if k == uplink {
+		if err := f.wantEthernet(ifindex); err != nil {
+			return err
+		}
+	}
 	if err := f.ensureClsact(ifindex); err != nil {
 		return err
 	}
@@ -149,6 +160,18 @@ func (f *Fence) attachBoth(ctx context.Context, ifindex int, k form) error {
 		if err := f.verify(ifindex, k, d); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// wantEthernet refuses a device whose packets the program cannot read.
+func (f *Fence) wantEthernet(ifindex int) error {
+	link, err := f.links.LinkByIndex(ifindex)
+	if err != nil {
+		return fmt.Errorf("find device %d: %w", ifindex, err)
+	}
+	if a := link.Attrs(); a.EncapType != "ether" && a.EncapType != "loopback" {
+		return fmt.Errorf("attach the fence to %s as an uplink: %w (%s)", a.Name, ErrNoEthernet, a.EncapType)
 	}
 	return nil
 }

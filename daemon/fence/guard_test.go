@@ -260,6 +260,20 @@ func TestUplinkIsShared(t *testing.T) {
 	}
 }
 
+// On a device without Ethernet headers every packet would pass, shut or not.
+func TestUplinkWithoutEthernet(t *testing.T) {
+	n1, _ := twoNodes(t)
+	must(t, n1.ns.Do(func() error { return exec.Command("ip", "tuntap", "add", "tun9", "mode", "tun").Run() }))
+	tun := n1.up(t, "tun9").Attrs().Index
+	if err := n1.fence.AttachUplink(t.Context(), tun); !errors.Is(err, ErrNoEthernet) {
+		t.Errorf("attached to a tunnel: %v", err)
+	}
+	if ok, err := n1.fence.AttachedUplink(t.Context(), tun); ok || err != nil {
+		t.Errorf("the tunnel has the fence: %v, %v", ok, err)
+	}
+	must(t, n1.fence.AttachUplink(t.Context(), n1.up(t, "lo").Attrs().Index))
+}
+
 // A node with direct routes only has no vxlan device: the maps hang on the
 // uplink, of which the next process need not know the name.
 func TestFoundOnTheUplink(t *testing.T) {

@@ -205,6 +205,34 @@ func TestRestoreNeedsTheFence(t *testing.T) {
 	}
 }
 
+// toldFence notes which networks it is told.
+type toldFence struct {
+	Fence
+	networks *[]Subnets
+}
+
+func (f toldFence) Set(live, network Subnets) error {
+	*f.networks = append(*f.networks, network)
+	return f.Fence.Set(live, network)
+}
+
+// TestRestoreTellsTheNetwork: an earlier process may have written it down and not
+// told the fence, which must know before anything leads there.
+func TestRestoreTellsTheNetwork(t *testing.T) {
+	t.Parallel()
+	h, e, held := holder(t)
+	e.config = []byte(`{"Network":"10.4.0.0/15","SubnetLen":24}`)
+	e.remember(held.Holding)
+	h.fence.Do(func(f *kept) { f.Live, f.Deadline = held.subnets, bootClock()+time.Minute })
+	later := h.engine()
+	var networks []Subnets
+	later.fence = toldFence{h.fence, &networks}
+	later.restore()
+	if want := []Subnets{v4("10.4.0.0/15")}; !slices.Equal(networks, want) || !later.View().InDate(bootClock()) {
+		t.Errorf("the fence is told %v, want %v; in date %t", networks, want, later.View().InDate(bootClock()))
+	}
+}
+
 // TestStoreIsRememberedBeyondItsEnd: that there once was a store is not forgotten
 // with the store.
 func TestStoreIsRememberedBeyondItsEnd(t *testing.T) {

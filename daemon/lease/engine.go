@@ -274,6 +274,9 @@ func (e *Engine) restore() {
 	e.update(func() {
 		e.held = &tenancy{Holding: h, deadline: deadline, unproven: errRestarted, since: time.Now()}
 	})
+	// A process that ended just after it had written a wider network down has not
+	// told the fence, and what is outside of that is not judged on an uplink.
+	e.keepNetwork(*e.tenancy())
 }
 
 var errRestarted = errors.New("the daemon has just started and etcd has not been asked yet")

@@ -289,7 +289,8 @@ func (n *Node) want(a ipam.Allocation) attach.Want {
 	for _, p := range a.Addresses {
 		w.Gateways = append(w.Gateways, ipam.Gateway(p.Masked()))
 	}
-	if u, ok := n.cfg.Underlay(); ok {
+	// Also where only an address is missing: the kernel's own is too great.
+	if u, _ := n.cfg.Underlay(); u.MTU > 0 {
 		w.MTU = u.PodMTU(n.network())
 	}
 	if mac, err := parseMAC(a.MAC); err == nil {

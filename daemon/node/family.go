@@ -83,7 +83,7 @@ func (f family) unusable(e lease.Entry, n *conf.Network, u Underlay) string {
 		return fmt.Sprintf("it has no %s subnet", f)
 	case !addr.IsValid():
 		return fmt.Sprintf("it announces no %s address", f)
-	case addr.Is6() != f.six:
+	case addr.Is6() != f.six, addr.Is4In6(): // the kernel takes the latter for one of IPv4
 		return fmt.Sprintf("its address %s is no %s address of a machine", addr, f)
 	case !f.inside(subnet, n):
 		return fmt.Sprintf("its subnet %s is not inside %s", subnet, f.network(n))

@@ -57,6 +57,7 @@ func TestEachFamilyIsJudged(t *testing.T) {
 		"no IPv4 address":    {second(func(e *lease.Entry) { e.PublicIP = netip.IPv4Unspecified() }), []dataplane.Peer{six}, "IPv4: it announces no IPv4 address"},
 		"no MAC for IPv6":    {second(func(e *lease.Entry) { e.BackendV6Data = nil }), []dataplane.Peer{peerOf(n2)}, "IPv6: its backend is vxlan and its record has no VtepMAC"},
 		"another VNI":        {second(func(e *lease.Entry) { e.BackendV6Data.VNI = 9 }), []dataplane.Peer{peerOf(n2)}, "IPv6: its VNI is 9"},
+		"IPv4 as IPv6":       {second(func(e *lease.Entry) { a := addr("::ffff:192.0.2.12"); e.PublicIPv6 = &a }), []dataplane.Peer{peerOf(n2)}, "IPv6: its address ::ffff:192.0.2.12 is no IPv6 address"},
 		"this node's":        {second(func(e *lease.Entry) { e.PublicIPv6 = &own }), []dataplane.Peer{peerOf(n2)}, "IPv6: it announces this node's own address 2001:db8::b"},
 		"outside":            {second(func(e *lease.Entry) { e.V6 = prefix("fd00:6::/64") }), []dataplane.Peer{peerOf(n2)}, "IPv6: its subnet fd00:6::/64 is not inside fd00:5::/48"},
 		"in the pod network": {second(func(e *lease.Entry) { a := addr("fd00:5:0:99::1"); e.PublicIPv6 = &a }), []dataplane.Peer{peerOf(n2)}, "IPv6: its address fd00:5:0:99::1 lies in the pod network"},

@@ -83,3 +83,17 @@ func TestMTUProblemsInStatus(t *testing.T) {
 		t.Errorf("MTU %d, problems %+v", s.MTU, s.Problems)
 	}
 }
+
+// TestMTUWithoutAddress: a pod that is added while the underlay lacks an address
+// gets what fits it all the same.
+func TestMTUWithoutAddress(t *testing.T) {
+	r := newRig(t, held(t, "10.5.34.0/24", 7))
+	r.cfg.Underlay = func() (Underlay, bool) { return testUnderlay(), false }
+	if got := r.want(pod("c", "10.5.34.9/24")).MTU; got != 1450 {
+		t.Errorf("MTU %d", got)
+	}
+	r.cfg.Underlay = func() (Underlay, bool) { return Underlay{}, false }
+	if got := r.want(pod("c", "10.5.34.9/24")).MTU; got != 0 {
+		t.Errorf("of an interface that is not known: MTU %d", got)
+	}
+}

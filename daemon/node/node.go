@@ -77,8 +77,8 @@ type Config struct {
 	Prefix string
 	// Clock reads CLOCK_BOOTTIME.
 	Clock func() time.Duration
-	// Underlay returns the interface and addresses that outer
-	// packets use; ok is false while none is usable.
+	// Underlay returns the interface and addresses that outer packets use; ok is
+	// false while none is usable, or one that the pods' families need is missing.
 	Underlay func() (u Underlay, ok bool)
 	// UnderlayErr says why none is.
 	UnderlayErr func() error
@@ -187,7 +187,7 @@ func (n *Node) steer() {
 		return
 	}
 	d, wanted := Desired(v, u, pods, n.cfg)
-	d = n.linger.keep(d, n.steered, v, n.cfg.Prefix, n.cfg.Clock())
+	d = n.linger.keep(d, n.steered, v, u, n.cfg.Prefix, n.cfg.Clock())
 	d.Bridge.Ports = atRest(d.Bridge.Ports, cause.busy)
 	d.Clamp = clampTo(d.Clamp, cause.holes)
 	switch {

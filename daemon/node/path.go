@@ -101,7 +101,7 @@ type linger struct {
 // keep leaves in d what before had, for a while: the overlay when the backend is
 // host-gw now, for as long as a peer speaks vxlan and a little longer, and the
 // direct routes to peers that had no vxlan device until now.
-func (l *linger) keep(d, before dataplane.Desired, v lease.View, prefix string, now time.Duration) dataplane.Desired {
+func (l *linger) keep(d, before dataplane.Desired, v lease.View, u Underlay, prefix string, now time.Duration) dataplane.Desired {
 	l.waits = false
 	if !d.Held() || !before.Held() {
 		return d
@@ -113,7 +113,8 @@ func (l *linger) keep(d, before dataplane.Desired, v lease.View, prefix string, 
 		l.uplink = now
 	}
 	prepares := l.uplink != 0 && now-l.uplink < prepareFor
-	overlay := l.keepsOverlay(d, before, v, now)
+	overlays := overlaysOf(before, v, u, prefix)
+	overlay := l.keepsOverlay(d, overlays, v, now)
 	if !overlay && !prepares && before.Uplink == "" {
 		l.peers = nil
 		return d
@@ -124,7 +125,7 @@ func (l *linger) keep(d, before dataplane.Desired, v lease.View, prefix string, 
 		old[p.Subnet] = p
 	}
 	if overlay {
-		d.Overlays = before.Overlays
+		d.Overlays = overlays
 		keepTokens(d.Peers, old, v, prefix)
 	}
 	if len(d.Overlays) > 0 && d.Overlays[0].Parent == before.Uplink {
@@ -137,8 +138,23 @@ func (l *linger) keep(d, before dataplane.Desired, v lease.View, prefix string, 
 	return d
 }
 
-func (l *linger) keepsOverlay(d, before dataplane.Desired, v lease.View, now time.Duration) bool {
-	if len(d.Overlays) > 0 || len(before.Overlays) == 0 || before.Overlays[0].Parent != d.Uplink {
+// overlaysOf are those of before that are of the present tenancy: its subnet and
+// its token may be another's otherwise. They move with the node's address.
+func overlaysOf(before dataplane.Desired, v lease.View, u Underlay, prefix string) []dataplane.Vxlan {
+	token := dataplane.MAC(lease.VTEPMAC(prefix, v.Holding.Subnets(), v.Holding.Epoch()))
+	var overlays []dataplane.Vxlan
+	for _, o := range before.Overlays {
+		local, _ := family{o.Local.Is6()}.local(u)
+		if o.MAC == token && local.IsValid() {
+			o.Local = local
+			overlays = append(overlays, o)
+		}
+	}
+	return overlays
+}
+
+func (l *linger) keepsOverlay(d dataplane.Desired, before []dataplane.Vxlan, v lease.View, now time.Duration) bool {
+	if len(d.Overlays) > 0 || len(before) == 0 || before[0].Parent != d.Uplink {
 		l.overlay = 0
 		return false
 	}

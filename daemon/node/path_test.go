@@ -130,7 +130,7 @@ func TestLinger(t *testing.T) {
 		clock += after
 		v := with(held(t, own, 7, e), b)
 		d, _ := Desired(v, u, nil, Config{Instance: "tenure", Prefix: testPrefix})
-		before = l.keep(d, before, v, testPrefix, clock)
+		before = l.keep(d, before, v, u, testPrefix, clock)
 		p := before.Peers[0]
 		if got := len(before.Overlays) == 1; got != overlay || p.Direct != direct || (p.MAC != dataplane.MAC{}) != token {
 			t.Errorf("%s: overlay %t, peer %+v; want overlay %t, direct %t, token %t", what, got, p, overlay, direct, token)
@@ -157,4 +157,13 @@ func TestLinger(t *testing.T) {
 	who.Epoch++
 	another.Tenure = &who
 	step("another tenancy", 0, hostGW, another, true, true, false)
+
+	u.Local, u.PublicIP = addr("192.0.2.21"), addr("192.0.2.21")
+	step("host-gw here, another address", 0, hostGW, n2, true, true, false)
+	if local := before.Overlays[0].Local; local != u.Local {
+		t.Errorf("the overlay of before sends from %s, which has gone", local)
+	}
+	// Nor does this node's own: its subnet may be another's since.
+	own = "10.5.37.0/24"
+	step("another subnet here", 0, hostGW, n2, false, true, false)
 }

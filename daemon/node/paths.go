@@ -14,15 +14,19 @@ import (
 )
 
 // Ways are the ways that packets of pods take now: from this node's gateway to
-// that of each peer which is programmed. While the overlay may be closed there
-// are none.
+// that of each peer which is programmed. While the overlay may be closed, or no
+// peer is programmed of those that there are, they are nil: not known.
 func (n *Node) Ways() []pathmtu.Way {
 	v, _ := n.cfg.Tenancy.Changed()
 	u, ok := n.cfg.Underlay()
 	if !ok || v.Network == nil || !v.Held || !v.InDate(n.cfg.Clock()) {
 		return nil
 	}
-	return waysTo(n.cfg.Plane.Report().Peers, v.Holding.Subnets().All(), u.PodMTU(v.Network))
+	peers := n.cfg.Plane.Report().Peers
+	if len(peers) == 0 {
+		return []pathmtu.Way{}
+	}
+	return waysTo(peers, v.Holding.Subnets().All(), u.PodMTU(v.Network))
 }
 
 // waysTo are the ways from the subnets that are held to peers of their family.

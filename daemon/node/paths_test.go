@@ -40,10 +40,19 @@ func TestWays(t *testing.T) {
 	if got := r.Ways(); len(got) != 1 || got[0] != want {
 		t.Errorf("ways %v, want %v", got, want)
 	}
+	alone := newRig(t, v)
+	if got := alone.Ways(); got == nil || len(got) != 0 {
+		t.Errorf("without peers: %#v", got)
+	}
+	r.plane.report.Peers[0].State = dataplane.PeerPending
+	if got := r.Ways(); got != nil {
+		t.Errorf("none is programmed: %#v", got)
+	}
 	v.Deadline = time.Nanosecond
 	late := newRig(t, v)
 	late.plane.report = r.plane.report
-	if got := late.Ways(); len(got) != 0 {
+	late.plane.report.Peers[0].State = dataplane.PeerProgrammed
+	if got := late.Ways(); got != nil {
 		t.Errorf("past the deadline: %v", got)
 	}
 }

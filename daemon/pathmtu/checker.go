@@ -22,7 +22,8 @@ type Checker struct {
 }
 
 // New returns a Checker of what ways lists each time it is asked: those that
-// should carry packets now. changed is called when Holes is another than before.
+// should carry packets now, nil where that cannot be told, as of a node whose
+// overlay is closed. changed is called when Holes is another than before.
 func New(ways func() []Way, changed func(), log *slog.Logger) *Checker {
 	return &Checker{ways: ways, changed: changed, log: log, seen: map[Way]known{}, holed: map[Way]int{}}
 }
@@ -62,9 +63,8 @@ func (c *Checker) choose(now time.Time) (w Way, count int, ok bool) {
 	ways := c.ways()
 	before := c.Holes()
 	c.mu.Lock()
-	// More than there are ways: some are none any more. No way at all is a node
-	// whose overlay is closed just now.
-	if len(ways) > 0 && len(c.seen) > len(ways) {
+	// More than there are ways: some are none any more.
+	if ways != nil && len(c.seen) > len(ways) {
 		c.seen, c.holed = forget(ways, c.seen), forget(ways, c.holed)
 	}
 	w, ok = next(ways, c.seen, now)

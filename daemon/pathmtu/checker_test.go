@@ -103,6 +103,22 @@ func TestChecker(t *testing.T) {
 	}
 }
 
+// TestLastPeerGone: of a peer that is gone nothing is told, also if it was the
+// only one.
+func TestLastPeerGone(t *testing.T) {
+	w := Way{netip.MustParseAddr("10.5.34.1"), netip.MustParseAddr("10.5.35.1"), 1450}
+	var ways []Way
+	c := New(func() []Way { return ways }, func() {}, slog.New(slog.DiscardHandler))
+	c.seen[w], c.holed[w] = known{verdict: Holed, passes: 1300}, 1300
+	if c.choose(time.Now()); len(c.Holes()) != 1 {
+		t.Errorf("while nothing is known of ways: holes %v", c.Holes())
+	}
+	ways = []Way{}
+	if c.choose(time.Now()); len(c.Holes()) != 0 {
+		t.Errorf("without any way: holes %v", c.Holes())
+	}
+}
+
 // TestRun: a hole is told once it is found and once it is filled, and what is
 // no way any more is forgotten; while there are none at all nothing is.
 func TestRun(t *testing.T) {

@@ -135,7 +135,7 @@ func wire(cfg conf.Daemon, log *slog.Logger) (*daemon, error) {
 		d.bridges.look(links, addrs, d.engine.View().Holding.Subnets())
 	}
 	d.underlay.network = func() *conf.Network { return d.engine.View().Network }
-	d.underlay.onTaken, d.underlay.reached = d.engine.Rejudge, etcd.reached
+	d.underlay.onTaken, d.underlay.reached, d.underlay.announced = d.engine.Rejudge, etcd.reached, d.announced
 	etcd.onAgain = d.engine.Touch // a proof shows whether it is the same store
 	d.attacher = attach.New(cfg.Name, netns.None(), log)
 	d.attacher.Step = step

@@ -41,6 +41,8 @@ type underlay struct {
 	// reached are the addresses of etcd that there are connections to; nil is
 	// none.
 	reached func() []netip.Addr
+	// announced is what this node announced last; nil is nothing.
+	announced func() []netip.Addr
 	// resolve looks a name up, in one family ("ip4" or "ip6").
 	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	// resolv is the file that names the name servers.
@@ -163,7 +165,7 @@ func (u *underlay) note(c choice, found node.Underlay, err error) bool {
 		u.err = err
 		return false
 	}
-	found = keep(u.found, found, need)
+	found = keep(u.found, found, need, c.devices)
 	news := found != u.found
 	if news {
 		u.log.Info("underlay", "interface", found.Interface, "publicIP", addrText(found.PublicIP), "publicIP6", addrText(found.PublicIP6), "mtu", found.MTU)
@@ -186,6 +188,9 @@ func (u *underlay) choice(ctx context.Context, now sighted) choice {
 	c := choice{ifaces: u.cfg.Ifaces, public: u.cfg.PublicIP, public6: u.cfg.PublicIP6, before: u.found, devices: devices(u.cfg.Name, now.links, now.addrs)}
 	u.mu.Unlock()
 	c.need = u.prefer()
+	if u.announced != nil {
+		c.announced = u.announced()
+	}
 	u.ask(ctx, &c)
 	return c
 }

@@ -26,6 +26,8 @@ type choice struct {
 	// first that there is a route to. unresolved says why there are none.
 	toEtcd     []way
 	unresolved error
+	// announced is what this node announced last, also before a restart.
+	announced []netip.Addr
 	// defaults are the ways to the world, in the order of preference.
 	defaults []way
 	// sources are the IPv6 addresses that the kernel sends from, by the
@@ -223,6 +225,9 @@ func (c choice) absent(ip netip.Addr) string {
 // is on this very machine.
 func (c choice) byRoute() (node.Underlay, error) {
 	if len(c.toEtcd) == 0 {
+		if d, a, ok := c.asBefore(); ok {
+			return c.on(d, way{src: a})
+		}
 		return node.Underlay{}, fmt.Errorf("no etcd endpoint can be resolved, so its route is unknown; give --iface or --public-ip (%w)", c.unresolved)
 	}
 	for _, w := range c.toEtcd {
@@ -237,6 +242,19 @@ func (c choice) byRoute() (node.Underlay, error) {
 		}
 	}
 	return node.Underlay{}, noWay(c.toEtcd)
+}
+
+// asBefore is the device that has what this node announced last: after a restart
+// with the name servers away it is all that is known, and the pods need it.
+func (c choice) asBefore() (device, netip.Addr, bool) {
+	for _, a := range c.announced {
+		for _, d := range c.devices {
+			if d.up && d.bears(a) && !d.own && !d.loopback {
+				return d, a, true
+			}
+		}
+	}
+	return device{}, netip.Addr{}, false
 }
 
 // byDefault is the device that routes to the world.
@@ -342,11 +360,13 @@ func (c choice) lacks(u node.Underlay, need families) error {
 
 // keep is pure: what was found once stays in use while there is nothing in its
 // place. An address that DHCP takes away comes back in a moment, or another one
-// does.
-func keep(before, found node.Underlay, need families) node.Underlay {
+// does. An interface that is gone, of those there are, keeps no family from
+// another one.
+func keep(before, found node.Underlay, need families, devices []device) node.Underlay {
 	lost4 := need.v4 && before.Local.IsValid() && !found.Local.IsValid()
 	lost6 := need.v6 && before.Local6.IsValid() && !found.Local6.IsValid()
-	if (lost4 || lost6) && before.Interface != found.Interface {
+	stands := slices.ContainsFunc(devices, func(d device) bool { return d.name == before.Interface })
+	if (lost4 || lost6) && before.Interface != found.Interface && stands {
 		return before
 	}
 	if lost4 {

@@ -179,6 +179,8 @@ func TestWaysOut(t *testing.T) {
 		"its own address":        {choice{toEtcd: []way{{dst: ip("2001:db8::11"), link: 1}}, defaults: []way{world4}}, on("eth0", "192.0.2.11/24"), ""},
 		"its address on lo":      {choice{toEtcd: []way{{dst: ip("198.51.100.1"), link: 1}}, defaults: []way{world4}}, on("eth0", "192.0.2.11/24"), ""},
 		"no way out":             {choice{toEtcd: []way{{dst: ip("::1"), link: 1}}, defaults: []way{nowhere("1.1.1.1"), nowhere("2000::1")}}, node.Underlay{}, "etcd is on this machine: no route to 1.1.1.1 or 2000::1"},
+		"no name resolves":       {choice{unresolved: errNotLooked}, node.Underlay{}, "no etcd endpoint can be resolved"},
+		"but it is known here":   {choice{unresolved: errNotLooked, announced: []netip.Addr{ip("203.0.113.7"), ip("2001:db8::11")}}, on("eth1", "2001:db8::11/64"), ""},
 		"the second of a name":   {choice{toEtcd: []way{nowhere("203.0.113.1"), {dst: ip("2001:db8::2"), link: 3}}}, on("eth1", "2001:db8::11/64"), ""},
 		"none of a name":         {choice{toEtcd: []way{nowhere("203.0.113.1"), nowhere("2001:db8:5::1")}}, node.Underlay{}, "no route to 203.0.113.1 or 2001:db8:5::1"},
 		"a link that has gone":   {choice{toEtcd: []way{{dst: ip("203.0.113.1"), link: 9}}}, node.Underlay{}, "by no interface of other nodes"},
@@ -246,20 +248,23 @@ func TestAwaited(t *testing.T) {
 func TestKeep(t *testing.T) {
 	both, four, six := on("eth0", "192.0.2.1/24", "2001:db8::1/64"), on("eth0", "192.0.2.2/24"), on("eth0", "2001:db8::2/64")
 	mixed := func(a, b string) node.Underlay { return on("eth0", a, b) }
+	mixed1 := on("eth1", "198.51.100.1/24", "2001:db8::1/64")
+	there := cards(t, card{name: "eth0"}, card{name: "eth1"})
 	for name, c := range map[string]struct {
 		before, found node.Underlay
 		need          families
 		want          node.Underlay
 	}{
-		"nothing before":            {node.Underlay{}, four, families{true, true}, four},
-		"IPv6 gone, not needed":     {both, four, families{v4: true}, four},
-		"IPv6 gone, and needed":     {both, four, families{true, true}, mixed("192.0.2.2/24", "2001:db8::1/64")},
-		"IPv4 gone, and needed":     {both, six, families{true, true}, mixed("192.0.2.1/24", "2001:db8::2/64")},
-		"IPv4 gone, not needed":     {both, six, families{v6: true}, six},
-		"another interface, whole":  {both, on("eth1", "198.51.100.1/24"), families{v4: true}, on("eth1", "198.51.100.1/24")},
-		"another interface, lesser": {both, on("eth1", "198.51.100.1/24"), families{true, true}, both},
+		"nothing before":               {node.Underlay{}, four, families{true, true}, four},
+		"IPv6 gone, not needed":        {both, four, families{v4: true}, four},
+		"IPv6 gone, and needed":        {both, four, families{true, true}, mixed("192.0.2.2/24", "2001:db8::1/64")},
+		"IPv4 gone, and needed":        {both, six, families{true, true}, mixed("192.0.2.1/24", "2001:db8::2/64")},
+		"IPv4 gone, not needed":        {both, six, families{v6: true}, six},
+		"another interface, whole":     {both, on("eth1", "198.51.100.1/24"), families{v4: true}, on("eth1", "198.51.100.1/24")},
+		"another interface, lesser":    {both, on("eth1", "198.51.100.1/24"), families{true, true}, both},
+		"in place of one that is gone": {on("gone0", "192.0.2.1/24", "2001:db8::1/64"), on("eth1", "198.51.100.1/24"), families{true, true}, mixed1},
 	} {
-		if got := keep(c.before, c.found, c.need); got != c.want {
+		if got := keep(c.before, c.found, c.need, there); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}

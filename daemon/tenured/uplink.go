@@ -25,6 +25,14 @@ func (d *daemon) podNetworks() []netip.Prefix {
 	return slices.DeleteFunc(all, func(p netip.Prefix) bool { return !p.IsValid() })
 }
 
+// announced is what the record of this node's last subnet says.
+func (d *daemon) announced() []netip.Addr {
+	if held := d.memory.Get().Held; held != nil {
+		return held.Record.Addresses()
+	}
+	return nil
+}
+
 // withdraw removes the direct routes that an earlier process has left on devices
 // of the host that have lost their filters: better no route than an open one.
 // Those on a device with its filters stay; the kernel shuts them at their
