@@ -22,8 +22,9 @@ import (
 const (
 	fleetPrefix = "/bench/fleet"
 	fleetConfig = `{"Network":"10.0.0.0/8"}`
-	// phaseLimit bounds one phase of one fleet.
-	phaseLimit = 3 * time.Minute
+	// phaseLimit bounds one phase of one fleet: what etcd sends grows with the square
+	// of the nodes.
+	phaseLimit = 10 * time.Minute
 	// quieter is how long after a phase nobody has anything to do any more.
 	quieter = 3 * time.Second
 	// Goals for a thousand nodes.

@@ -107,7 +107,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()
 	dir, err := os.MkdirTemp(memory, "tenure-bench-")
 	if err != nil {
