@@ -16,12 +16,13 @@ import (
 // PodNetwork holds all pods of a cluster.
 const PodNetwork = "10.5.0.0/16"
 
-// Network is the network config of tests in which no lease ends by itself.
-const Network = `{"Network":"` + PodNetwork + `"}`
+// Network is the network config of tests in which no lease ends by itself. Nodes
+// draw below what FakePeer and others have in the tests.
+const Network = `{"Network":"` + PodNetwork + `","SubnetMax":"10.5.189.0"}`
 
 // ShortLease is the one of tests in which leases end: the overlay closes 4 s,
-// and the subnet is free 5 s, after the last proof.
-const ShortLease = `{"Network":"10.5.0.0/16","LeaseTTL":"5s"}`
+// and the subnet is free 5 s, after the last proof. Nodes draw as in Network.
+const ShortLease = `{"Network":"10.5.0.0/16","SubnetMax":"10.5.189.0","LeaseTTL":"5s"}`
 
 // Cluster is a lab with an etcd in which the cluster has been born.
 type Cluster struct {

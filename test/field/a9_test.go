@@ -244,7 +244,7 @@ func TestA9NameServer(t *testing.T) {
 func TestA9EtcdName(t *testing.T) {
 	t.Parallel()
 	ctx := cluster.Context(t, time.Minute)
-	c := cluster.Born(ctx, t, `{"Network":"10.5.0.0/16"}`, "n1")
+	c := cluster.Born(ctx, t, cluster.Network, "n1")
 	n1 := c.Nodes[0]
 	// The way to etcd: by the router, and a translation there.
 	const far = "10.6.0.9"

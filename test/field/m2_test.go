@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	dualNetwork = `{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"%s}`
+	dualNetwork = `{"Network":"10.5.0.0/16","SubnetMax":"10.5.189.0","EnableIPv6":true,"IPv6Network":"fd00:5::/48"%s}`
 	sixNetwork  = `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"%s}`
 )
 

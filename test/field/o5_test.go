@@ -232,9 +232,9 @@ func TestO5Mute(t *testing.T) {
 func TestO5Names(t *testing.T) {
 	t.Parallel() // mostly waits
 	// A node finds out at its next proof, after a third of the TTL.
-	away, network := time.Second, `{"Network":"10.5.0.0/16","LeaseTTL":"36s"}`
+	away, network := time.Second, `{"Network":"10.5.0.0/16","SubnetMax":"10.5.189.0","LeaseTTL":"36s"}`
 	if cluster.Long(t) {
-		away, network = 10*time.Minute, `{"Network":"10.5.0.0/16","LeaseTTL":"12m"}`
+		away, network = 10*time.Minute, `{"Network":"10.5.0.0/16","SubnetMax":"10.5.189.0","LeaseTTL":"12m"}`
 	}
 	ctx := cluster.Context(t, away+2*time.Minute)
 	c := cluster.BornOn(ctx, t, 3, network, "n1")

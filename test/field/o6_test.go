@@ -115,7 +115,7 @@ func TestO6(t *testing.T) {
 		idle, life, ttl = 30*time.Second, "10", "90s"
 		end = func(e *lab.Etcd) error { return e.Stop(ctx) }
 	}
-	u := usersIn(ctx, t, `{"Network":"10.5.0.0/16","LeaseTTL":"`+ttl+`"}`, life, "n1", "n2", "n3")
+	u := usersIn(ctx, t, `{"Network":"10.5.0.0/16","SubnetMax":"10.5.189.0","LeaseTTL":"`+ttl+`"}`, life, "n1", "n2", "n3")
 	n1, n2, late := u.Nodes[0], u.Nodes[1], u.Nodes[2]
 	u.start(ctx, n1)
 	u.start(ctx, n2)

@@ -15,7 +15,7 @@ import (
 
 // quarterLease is a network whose overlays stay open for 13.5 s after the last
 // proof: long enough to exchange the store under them, twice if need be.
-const quarterLease = `{"Network":"10.5.0.0/16","LeaseTTL":"15s"}`
+const quarterLease = `{"Network":"10.5.0.0/16","SubnetMax":"10.5.189.0","LeaseTTL":"15s"}`
 
 // quarterTTL is how long a store settles that forgot quarterLease.
 const quarterTTL = 15 * time.Second
