@@ -212,8 +212,8 @@ func (p path) ask(t *table) error {
 	var times []float64
 	err := p.served(func(conn int) error {
 		b := make([]byte, 1)
-		for n, err := unix.Read(conn, b); n > 0 && err == nil; n, err = unix.Read(conn, b) {
-			if _, err := unix.Write(conn, b); err != nil {
+		for n, err := uncut(unix.Read, conn, b); n > 0 && err == nil; n, err = uncut(unix.Read, conn, b) {
+			if _, err := uncut(unix.Write, conn, b); err != nil {
 				return err
 			}
 		}
@@ -226,10 +226,10 @@ func (p path) ask(t *table) error {
 		b := make([]byte, 1)
 		for range asked {
 			began := time.Now()
-			if _, err := unix.Write(conn, b); err != nil {
+			if _, err := uncut(unix.Write, conn, b); err != nil {
 				return errors.Join(err, unix.Close(conn))
 			}
-			if _, err := unix.Read(conn, b); err != nil {
+			if _, err := uncut(unix.Read, conn, b); err != nil {
 				return errors.Join(err, unix.Close(conn))
 			}
 			times = append(times, float64(time.Since(began).Nanoseconds())/1e3)
@@ -241,6 +241,16 @@ func (p path) ask(t *table) error {
 	}
 	t.add(p.name, askCost, median(times))
 	return nil
+}
+
+// uncut makes a call again that one of the runtime's signals has ended: a socket
+// with a limit of time is not taken up again by the kernel.
+func uncut(call func(int, []byte) (int, error), conn int, b []byte) (int, error) {
+	for {
+		if n, err := call(conn, b); !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
 }
 
 // dial makes connections one after the other, each closed at once.
