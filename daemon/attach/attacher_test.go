@@ -513,6 +513,20 @@ func TestIPv6TurnedOffInThePod(t *testing.T) {
 	}
 }
 
+// TestNoShorterWays: what a pod would be told of a stranded one beside it would
+// outlive that one.
+func TestNoShorterWays(t *testing.T) {
+	b := newBench(t)
+	b.add(t)
+	must(t, b.podNS.Do(func() error {
+		v, err := os.ReadFile("/proc/sys/net/ipv6/conf/eth0/accept_redirects")
+		if err == nil && strings.TrimSpace(string(v)) != "0" {
+			t.Errorf("accept_redirects is %s", v)
+		}
+		return err
+	}))
+}
+
 func TestList(t *testing.T) {
 	b := newBench(t)
 	e := b.add(t)

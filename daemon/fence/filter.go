@@ -429,59 +429,51 @@ func devices(h *netlink.Handle, names []string) ([]netlink.Link, error) {
 // Open fails: a vxlan device without the fence must be down there. What program
 // hangs on a filter is not judged: an earlier process's shuts at its deadline.
 func Bare(o Options) (bare []string, err error) {
-	h, err := openLinks(o.NetNS)
-	if err != nil {
-		return nil, err
-	}
-	defer h.Close()
-	all, err := devices(h, o.Links)
-	if err != nil {
-		return nil, err
-	}
-	handle := filterHandle(o.Instance)
-	for _, link := range all {
-		for d := range directions {
-			filters, err := listFilters(h, link.Attrs().Index, d)
-			if err != nil {
-				return nil, err
-			}
-			if !slices.ContainsFunc(filters, func(filter netlink.Filter) bool { return owned(filter, handle) }) {
-				bare = append(bare, link.Attrs().Name)
-				break
-			}
+	err = survey(o, func(link netlink.Link, own [directions][]netlink.Filter) {
+		if len(own[outward]) == 0 || len(own[inward]) == 0 {
+			bare = append(bare, link.Attrs().Name)
 		}
-	}
-	return bare, nil
+	})
+	return bare, err
 }
 
 // Uplinks are those of the devices o.Links that bear the filter of this
 // instance in the form for an uplink, in either direction. Like Bare it loads
 // nothing, so it also finds what is to be removed for good.
-func Uplinks(o Options) ([]int, error) {
+func Uplinks(o Options) (found []int, err error) {
+	err = survey(o, func(link netlink.Link, own [directions][]netlink.Filter) {
+		if slices.ContainsFunc(slices.Concat(own[:]...), isUplink) {
+			found = append(found, link.Attrs().Index)
+		}
+	})
+	return found, err
+}
+
+// survey shows the filters that the instance has in each direction on each of the
+// devices o.Links. Where it fails, what it has shown is not all.
+func survey(o Options, show func(link netlink.Link, own [directions][]netlink.Filter)) error {
 	h, err := openLinks(o.NetNS)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer h.Close()
 	all, err := devices(h, o.Links)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	handle := filterHandle(o.Instance)
-	var found []int
 	for _, link := range all {
+		var own [directions][]netlink.Filter
 		for d := range directions {
 			filters, err := listFilters(h, link.Attrs().Index, d)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			if slices.ContainsFunc(filters, func(g netlink.Filter) bool { return owned(g, handle) && isUplink(g) }) {
-				found = append(found, link.Attrs().Index)
-				break
-			}
+			own[d] = slices.DeleteFunc(filters, func(f netlink.Filter) bool { return !owned(f, handle) })
 		}
+		show(link, own)
 	}
-	return found, nil
+	return nil
 }
 
 // RemoveUplink is DetachUplink where there is no Fence: of an instance that is

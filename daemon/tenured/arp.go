@@ -2,13 +2,11 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,35 +14,9 @@ import (
 // Duplicate address detection for IPv4 (RFC 5227): this node asks who has its
 // own address. Nobody but another machine with that address answers.
 const (
-	arpProbes  = 3
-	arpBetween = 300 * time.Millisecond
 	arpLength  = 28
 	arpRequest = 1
 )
-
-// addressSilent probes for ip on a link. It is true if nobody else answered,
-// false if somebody did. The link must be up; an error says nothing about ip.
-func addressSilent(ctx context.Context, link string, ip netip.Addr) (bool, error) {
-	dev, err := net.InterfaceByName(link)
-	if err != nil {
-		return false, fmt.Errorf("probe for %s: %w", ip, err)
-	}
-	fd, err := openARP(dev.Index)
-	if err != nil {
-		return false, fmt.Errorf("probe for %s on %s: %w", ip, link, err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	for range arpProbes {
-		if err := sendProbe(fd, dev, ip); err != nil {
-			return false, fmt.Errorf("probe for %s on %s: %w", ip, link, err)
-		}
-		answered, err := hearClaim(ctx, fd, dev, ip, time.Now().Add(arpBetween))
-		if answered || err != nil {
-			return false, err
-		}
-	}
-	return true, nil
-}
 
 // openARP opens a socket that carries ARP packets of one link, without the
 // Ethernet header.
@@ -78,31 +50,6 @@ func arpPacket(from net.HardwareAddr, ip netip.Addr) []byte {
 	target := ip.As4()
 	copy(b[24:28], target[:])
 	return b
-}
-
-// hearClaim listens until the deadline for another machine that says it has ip.
-func hearClaim(ctx context.Context, fd int, dev *net.Interface, ip netip.Addr, until time.Time) (bool, error) {
-	b := make([]byte, 128)
-	for {
-		left := time.Until(until)
-		if left <= 0 || ctx.Err() != nil {
-			return false, ctx.Err()
-		}
-		tv := unix.NsecToTimeval(left.Nanoseconds())
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-			return false, fmt.Errorf("listen for %s: %w", ip, err)
-		}
-		n, _, err := unix.Recvfrom(fd, b, 0)
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return false, fmt.Errorf("listen for %s: %w", ip, err)
-		}
-		if claims(b[:n], dev.HardwareAddr, ip) {
-			return true, nil
-		}
-	}
 }
 
 // claims says whether an ARP packet comes from another machine that uses ip,

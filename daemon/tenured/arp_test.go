@@ -29,7 +29,7 @@ func TestAddressSilent(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := us.Do(func() error {
-				silent, err := probe(t.Context(), "eth0", netip.MustParseAddr(c.ip))
+				silent, err := addressSilent(t.Context(), "eth0", netip.MustParseAddr(c.ip))
 				if silent != c.silent {
 					t.Errorf("silent: %t, want %t", silent, c.silent)
 				}
@@ -42,7 +42,7 @@ func TestAddressSilent(t *testing.T) {
 	}
 	for _, ip := range []string{"192.0.2.1", "2001:db8::1"} {
 		if err := us.Do(func() error {
-			_, err := probe(t.Context(), "eth9", netip.MustParseAddr(ip))
+			_, err := addressSilent(t.Context(), "eth9", netip.MustParseAddr(ip))
 			return err
 		}); err == nil {
 			t.Errorf("a link that does not exist was probed for %s", ip)

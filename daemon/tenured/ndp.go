@@ -2,13 +2,11 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,38 +16,12 @@ import (
 // the address comes up, but not again for one that it has long had, and a machine
 // that was off then hears nothing of it.
 const (
-	ndpProbes    = arpProbes
-	ndpBetween   = arpBetween
 	ipv6Header   = 40
 	ndpLength    = ipv6Header + 24
 	ndpHops      = 255 // of what comes from the link itself
 	ndpSolicit   = 135
 	ndpAdvertise = 136
 )
-
-// address6Silent probes for ip on a link. It is true if nobody else answered,
-// false if somebody did. The link must be up; an error says nothing about ip.
-func address6Silent(ctx context.Context, link string, ip netip.Addr) (bool, error) {
-	dev, err := net.InterfaceByName(link)
-	if err != nil {
-		return false, fmt.Errorf("probe for %s: %w", ip, err)
-	}
-	fd, err := openNDP(dev.Index)
-	if err != nil {
-		return false, fmt.Errorf("probe for %s on %s: %w", ip, link, err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	for range ndpProbes {
-		if err := sendSolicitation(fd, dev.Index, ip); err != nil {
-			return false, fmt.Errorf("probe for %s on %s: %w", ip, link, err)
-		}
-		answered, err := hearClaim6(ctx, fd, dev, ip, time.Now().Add(ndpBetween))
-		if answered || err != nil {
-			return false, err
-		}
-	}
-	return true, nil
-}
 
 // openNDP opens a socket that carries IPv6 packets of one link, without the
 // Ethernet header. The kernel passes on the neighbour messages alone: a node's
@@ -95,9 +67,9 @@ func filterNDP(fd int) error {
 
 // sendSolicitation asks for ip with an empty sender address, so that nobody's
 // cache is touched.
-func sendSolicitation(fd, ifindex int, ip netip.Addr) error {
+func sendSolicitation(fd int, dev *net.Interface, ip netip.Addr) error {
 	target := ip.As16()
-	to := &unix.SockaddrLinklayer{Protocol: ipv6Protocol(), Ifindex: ifindex, Halen: 6}
+	to := &unix.SockaddrLinklayer{Protocol: ipv6Protocol(), Ifindex: dev.Index, Halen: 6}
 	copy(to.Addr[:], []byte{0x33, 0x33, 0xff, target[13], target[14], target[15]})
 	return unix.Sendto(fd, solicitation(ip), 0, to)
 }
@@ -128,31 +100,6 @@ func icmp6Sum(b []byte) uint16 {
 		sum = sum>>16 + sum&0xffff
 	}
 	return ^uint16(sum)
-}
-
-// hearClaim6 listens until the deadline for another machine that says it has ip.
-func hearClaim6(ctx context.Context, fd int, dev *net.Interface, ip netip.Addr, until time.Time) (bool, error) {
-	b := make([]byte, 256)
-	for {
-		left := time.Until(until)
-		if left <= 0 || ctx.Err() != nil {
-			return false, ctx.Err()
-		}
-		tv := unix.NsecToTimeval(left.Nanoseconds())
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-			return false, fmt.Errorf("listen for %s: %w", ip, err)
-		}
-		n, from, err := unix.Recvfrom(fd, b, 0)
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return false, fmt.Errorf("listen for %s: %w", ip, err)
-		}
-		if ll, ok := from.(*unix.SockaddrLinklayer); ok && !bytes.Equal(ll.Addr[:min(int(ll.Halen), len(ll.Addr))], dev.HardwareAddr) && claims6(b[:n], ip) {
-			return true, nil
-		}
-	}
 }
 
 // claims6 says whether an IPv6 packet, of another machine on the link, shows that

@@ -232,14 +232,6 @@ func (u *underlay) silent(ctx context.Context, ip netip.Addr) (bool, error) {
 	if !ok {
 		return false, fmt.Errorf("%s is on no interface of this machine", ip)
 	}
-	return probe(ctx, link, ip)
-}
-
-// probe asks on a link whether another machine has an address.
-func probe(ctx context.Context, link string, ip netip.Addr) (silent bool, err error) {
-	if ip.Is6() {
-		return address6Silent(ctx, link, ip)
-	}
 	return addressSilent(ctx, link, ip)
 }
 

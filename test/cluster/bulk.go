@@ -20,28 +20,15 @@ const bulkSize = 1 << 20
 // the test ends. Each brings bulkSize bytes, and gets as many back.
 func Sink(ctx context.Context, t testing.TB, at *lab.NS, port int) {
 	t.Helper()
-	ln, err := at.Listen(ctx, "tcp4", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
+	accept(ctx, t, at, "tcp4", port, func(c net.Conn) {
+		go func() {
+			defer func() { _ = c.Close() }()
+			_ = c.SetDeadline(time.Now().Add(sinkTime))
+			if _, err := io.CopyN(io.Discard, c, bulkSize); err == nil {
+				_, _ = c.Write(make([]byte, bulkSize))
 			}
-			go func() {
-				defer func() { _ = c.Close() }()
-				_ = c.SetDeadline(time.Now().Add(sinkTime))
-				if _, err := io.CopyN(io.Discard, c, bulkSize); err == nil {
-					_, _ = c.Write(make([]byte, bulkSize))
-				}
-			}()
-		}
-	}()
-	t.Cleanup(func() { _ = ln.Close(); <-done })
+		}()
+	})
 }
 
 // sinkTime ends a connection that hangs.

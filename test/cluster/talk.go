@@ -16,7 +16,18 @@ import (
 // namespace, with the address that it seems to come from.
 func Serve(ctx context.Context, t testing.TB, at *lab.NS, port int) {
 	t.Helper()
-	ln, err := at.Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
+	accept(ctx, t, at, "tcp", port, func(c net.Conn) {
+		host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+		_, _ = io.WriteString(c, host)
+		_ = c.Close()
+	})
+}
+
+// accept gives each connection to a port, on any address of the namespace, to
+// serve, one after the other, until the test ends.
+func accept(ctx context.Context, t testing.TB, at *lab.NS, network string, port int, serve func(net.Conn)) {
+	t.Helper()
+	ln, err := at.Listen(ctx, network, fmt.Sprintf(":%d", port))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,9 +39,7 @@ func Serve(ctx context.Context, t testing.TB, at *lab.NS, port int) {
 			if err != nil {
 				return
 			}
-			host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
-			_, _ = io.WriteString(c, host)
-			_ = c.Close()
+			serve(c)
 		}
 	}()
 	t.Cleanup(func() { _ = ln.Close(); <-done })
