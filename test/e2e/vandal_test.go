@@ -91,7 +91,7 @@ ip link add others.1 type vxlan id 1 dstport 4789 nolearning local 198.51.100.77
 ip link set others.1 address 02:00:00:00:77:02 up
 bridge fdb add 02:00:00:00:77:03 dev others.1 dst 198.51.100.78
 ip neigh add 198.51.100.79 lladdr 02:00:00:00:77:04 dev others0 nud permanent
-ip route add 10.5.77.0/24 via 198.51.100.79 dev others0 proto static
+ip route add 10.5.195.0/24 via 198.51.100.79 dev others0 proto static
 ip route add 10.9.0.0/16 via 198.51.100.79 dev others0 proto 90
 ip route add unreachable 10.10.0.0/16 proto static
 iptables -w -t mangle -N OTHERS
@@ -148,7 +148,7 @@ func vandalism() []string {
 		"ip link del tenure.1; ip link add tenure.1 type vxlan id 5 dstport 4789",
 		"ip addr flush dev tenure0",
 		"ip addr flush dev tenure.1",
-		"ip addr add 10.5.99.1/24 dev tenure0",
+		"ip addr add 10.5.196.1/24 dev tenure0",
 		"ip route flush dev tenure0",
 		"ip route flush dev tenure.1",
 		"ip route flush proto kernel dev tenure0",

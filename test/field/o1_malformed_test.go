@@ -26,7 +26,8 @@ func malformed(own string) map[string]string {
 		`{"PublicIP":"192.0.2.77","BackendType":"vxlan","BackendData":{"VNI":"one"}}`,
 		`{"PublicIP":"192.0.2.77","Tenure":{"Node":"` + strings.Repeat("n", 100_000) + `"}}`,
 	} {
-		all[fmt.Sprintf("10.5.%d.0-24", 100+i)] = value
+		// Above what the nodes of tests draw: none is the record of one of them.
+		all[fmt.Sprintf("10.5.%d.0-24", 200+i)] = value
 	}
 	// Of the key the record may be as good as any.
 	good := withMAC("192.0.2.78", "02:00:00:00:00:78")

@@ -88,7 +88,7 @@ func untilEnabled(t *testing.T) (first, rest []string) {
 func TestSecuringEtcd(t *testing.T) {
 	t.Parallel()
 	ctx := cluster.Context(t, 90*time.Second)
-	u := usersIn(ctx, t, `{"Network":"10.5.0.0/16","LeaseTTL":"15s"}`, "300", "n1", "n2")
+	u := usersIn(ctx, t, `{"Network":"10.5.0.0/16","SubnetMax":"10.5.189.0","LeaseTTL":"15s"}`, "300", "n1", "n2")
 	n1, n2 := u.Nodes[0], u.Nodes[1]
 	u.start(ctx, n1)
 	u.start(ctx, n2)
@@ -122,8 +122,8 @@ func TestSecuringEtcd(t *testing.T) {
 func (u *withUsers) verbs(ctx context.Context, n *lab.Node) {
 	u.t.Helper()
 	for _, verb := range []string{
-		"leases", "map", "history", "config get -o wide", "reserve 10.5.77.0/24 n7", "unreserve 10.5.77.0/24",
-		`config set {"Network":"10.5.0.0/16","LeaseTTL":"12s"} --yes`,
+		"leases", "map", "history", "config get -o wide",
+		`config set {"Network":"10.5.0.0/16","LeaseTTL":"12s"} --yes`, "reserve 10.5.250.0/24 n7", "unreserve 10.5.250.0/24",
 	} {
 		u.ctl(ctx, n, strings.Fields(verb)...)
 	}
