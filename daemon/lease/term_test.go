@@ -228,12 +228,15 @@ func TestMoveWhileSettling(t *testing.T) {
 			e.held.deadline = 0
 		}
 		n := network(t, tenSeconds)
-		e.network, e.terms.now, e.moveAt = &n, 3, 1
+		e.network, e.terms.now, e.moveAt = &n, etcdtest.Get(t, c, "/").Header.RaftTerm, 1
 		put(t, c, e.keys.Settle(), "x")
 		e.rebind(t.Context(), time.Minute)
 		kvs := etcdtest.Get(t, c, e.keys.Subnet(h2.subnets)).Kvs
 		if moved := len(kvs) == 1 && clientv3.LeaseID(kvs[0].Lease) != lease; moved != open {
 			t.Errorf("open %t: moved %t", open, moved)
+		}
+		if open && e.moveAt != 0 {
+			t.Error("the next move is due already")
 		}
 		if _, err := c.Delete(t.Context(), e.keys.Settle()); err != nil {
 			t.Fatal(err)
