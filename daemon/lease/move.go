@@ -66,7 +66,7 @@ func (e *Engine) beginMove(ctx context.Context, t tenancy, n conf.Network, pause
 		return min(pause, retryWaiting)
 	}
 	e.asked, m.ttl = grantedTTL{n.LeaseTTL, got}, got
-	if got == t.ttl && e.terms.same(t.lease) {
+	if got == t.ttl && e.sameLeader(t.lease, t.ttl) {
 		e.spare = 0
 		e.dropLease(ctx, m.lease)
 		return pause
