@@ -30,7 +30,8 @@ type Facts struct {
 	Sysctls map[string]string
 	// ReadOnlySysctls: /proc/sys cannot be written.
 	ReadOnlySysctls bool
-	Neighbours      Neighbours
+	// Neighbours and Neighbours6 are the tables of IPv4 and of IPv6.
+	Neighbours, Neighbours6 Neighbours
 	// Underlay is the interface of the overlay: the daemon's word, or without
 	// one that of the default route.
 	Underlay string
@@ -85,7 +86,7 @@ type IPTables struct {
 	Path, Version string
 }
 
-// Neighbours is the kernel's table of IPv4 neighbours, of all namespaces.
+// Neighbours is the kernel's table of a family's neighbours, of all namespaces.
 type Neighbours struct {
 	// Entries counts all, permanent ones too; Fulls how often there was no room.
 	Entries, Fulls uint64

@@ -144,22 +144,50 @@ func (j *judge) tables() {
 	}
 }
 
+// neighbours judges the table of each family that pods have.
 func (j *judge) neighbours() {
-	limit := j.Sysctls[dataplane.NeighbourLimitPath]
-	pods := len(j.Ledger)
-	evidence := fmt.Sprintf("gc_thresh1..3 = %s, %s, %s; %d pods, %d peers (permanent entries, not counted by the kernel); %d entries of all kinds and namespaces; the table was full %d times since the boot",
-		j.Sysctls[dataplane.NeighbourThreshold(1)], j.Sysctls[dataplane.NeighbourThreshold(2)], limit, pods, j.peers(), j.Neighbours.Entries, j.Neighbours.Fulls)
-	text := dataplane.NeighboursTight(pods, limit)
+	four, six := j.families()
+	if four {
+		j.neighboursOf(false, j.Neighbours)
+	}
+	if six {
+		j.neighboursOf(true, j.Neighbours6)
+	}
+}
+
+func (j *judge) neighboursOf(six bool, table Neighbours) {
+	const code = "neighbour-limits"
+	limit, pods := j.Sysctls[dataplane.NeighbourLimit(six)], j.pods(six)
+	evidence := fmt.Sprintf("%s: gc_thresh1..3 = %s, %s, %s; %d pods, %d peers (permanent entries, not counted by the kernel); %d entries of all kinds and namespaces; the table was full %d times since the boot",
+		familyName(six), j.Sysctls[dataplane.NeighbourThreshold(six, 1)], j.Sysctls[dataplane.NeighbourThreshold(six, 2)], limit, pods, j.peers(), table.Entries, table.Fulls)
+	text := dataplane.NeighboursTight(six, pods, limit)
 	switch {
 	case limit == "":
-		j.info("neighbour-limits", "the limits of the neighbour table are not to be seen here", "no "+dataplane.NeighbourLimitPath)
+		j.info(code, "the limits of the neighbour table are not to be seen here", "no "+dataplane.NeighbourLimit(six))
 	case text != "":
-		j.found(Warning, "neighbour-limits", text, evidence, dataplane.NeighbourFix(pods))
-	case j.Neighbours.Fulls > 0:
-		j.found(Warning, "neighbour-limits", "the kernel's neighbour table was full: packets were lost, and hosts could not be reached", evidence, dataplane.NeighbourFix(pods))
+		j.found(Warning, code, text, evidence, dataplane.NeighbourFix(six, pods))
+	case table.Fulls > 0:
+		j.found(Warning, code, "the kernel's neighbour table of "+familyName(six)+" was full: packets were lost, and hosts could not be reached", evidence, dataplane.NeighbourFix(six, pods))
 	default:
-		j.ok("neighbour-limits", "%s", evidence)
+		j.ok(code, "%s", evidence)
 	}
+}
+
+func familyName(six bool) string {
+	if six {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// pods are how many on record have an address of a family.
+func (j *judge) pods(six bool) (n int) {
+	for _, r := range j.Ledger {
+		if slices.ContainsFunc(r.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() == six }) {
+			n++
+		}
+	}
+	return n
 }
 
 func (j *judge) peers() int {

@@ -33,6 +33,7 @@ func bare() Facts {
 			ipForward: "0", confOf("eth0", "forwarding"): "0", bridgeNF: "1", conntrackCount: "10", conntrackMax: "262144",
 			confOf("all", "rp_filter"): "0", confOf("eth0", "rp_filter"): "2",
 			"net/ipv4/neigh/default/gc_thresh1": "128", "net/ipv4/neigh/default/gc_thresh2": "512", "net/ipv4/neigh/default/gc_thresh3": "1024",
+			"net/ipv6/neigh/default/gc_thresh1": "128", "net/ipv6/neigh/default/gc_thresh2": "512", "net/ipv6/neigh/default/gc_thresh3": "1024",
 		},
 		Underlay: "eth0",
 		Links: map[string]Link{
@@ -68,6 +69,22 @@ func running() Facts {
 	return f
 }
 
+// dual gives the node of running both families.
+func dual(f *Facts) {
+	f.Sysctls[ipForward6] = "1"
+	f.Status.Network6, f.Status.Subnet6 = "fd00:5::/48", "fd00:5:0:22::/64"
+	f.Links["tenure6.1"] = Link{Kind: "vxlan", MTU: 1430, Up: true, VNI: 1, Port: 8472}
+	for name, gateway := range map[string]string{"tenure0": "fd00:5:0:22::1/64", "tenure.1": ""} {
+		l := f.Links[name]
+		l.MTU = 1430
+		if gateway != "" {
+			l.Addrs = append(l.Addrs, prefix(gateway))
+		}
+		f.Links[name] = l
+	}
+	f.Ledger[0].Addresses = append(f.Ledger[0].Addresses, prefix("fd00:5:0:22::9/64"))
+}
+
 func ours(name string) cnidir.File {
 	return cnidir.File{Name: name, Network: "tenure", Types: []string{"tenure", "portmap"}, Socket: "/run/tenure/tenured.sock"}
 }
@@ -86,6 +103,11 @@ func worse(f Facts, least Severity) []string {
 func TestNothingWrong(t *testing.T) {
 	if got := worse(running(), Info); len(got) > 0 {
 		t.Errorf("on a healthy node: %q", got)
+	}
+	both := running()
+	dual(&both)
+	if got := worse(both, Info); len(got) > 0 {
+		t.Errorf("on a healthy node of both families: %q", got)
 	}
 	if got := strings.Join(worse(bare(), Info), ", "); got != "info daemon, info forwarding, info run-dir, info state-dir, info cni-conf" {
 		t.Errorf("on a host before the installation: %s", got)
@@ -108,6 +130,9 @@ func TestEachFinding(t *testing.T) {
 	}
 	sysctl := func(path, value string) func(*Facts) {
 		return func(f *Facts) { f.Sysctls[path] = value }
+	}
+	both := func(change func(*Facts)) func(*Facts) {
+		return func(f *Facts) { dual(f); change(f) }
 	}
 	for _, c := range []struct {
 		name           string
@@ -151,7 +176,10 @@ func TestEachFinding(t *testing.T) {
 		{"no br_netfilter", func(f *Facts) { delete(f.Sysctls, bridgeNF) }, "info bridge-netfilter", "not loaded", ""},
 		{"kube-proxy unheard", func(f *Facts) { f.Sysctls[bridgeNF], f.KubeProxy = "0", true }, "warning bridge-netfilter", "= 0", "modprobe br_netfilter"},
 		{"few neighbours", sysctl("net/ipv4/neigh/default/gc_thresh3", "5"), "warning neighbour-limits", "128, 512, 5; 2 pods, 2 peers", "sysctl -w net.ipv4.neigh.default.gc_thresh3=4096"},
-		{"neighbours were full", func(f *Facts) { f.Neighbours = Neighbours{1024, 7} }, "warning neighbour-limits", "full 7 times", "gc_thresh3"},
+		{"neighbours were full", func(f *Facts) { f.Neighbours = Neighbours{1024, 7} }, "warning neighbour-limits", "full 7 times", "net.ipv4.neigh.default.gc_thresh3"},
+		{"few neighbours of IPv6", both(sysctl("net/ipv6/neigh/default/gc_thresh3", "3")), "warning neighbour-limits", "IPv6: gc_thresh1..3 = 128, 512, 3; 1 pods, 2 peers", "sysctl -w net.ipv6.neigh.default.gc_thresh3=4096"},
+		{"few neighbours of IPv6, and no pods of it", sysctl("net/ipv6/neigh/default/gc_thresh3", "0"), "", "", ""},
+		{"neighbours of IPv6 were full", both(func(f *Facts) { f.Neighbours6 = Neighbours{1024, 7} }), "warning neighbour-limits", "full 7 times", "net.ipv6.neigh.default.gc_thresh3"},
 		{"connections many", sysctl(conntrackCount, "220000"), "warning conntrack-limit", "220000 of 262144", "=1048576"},
 		{"connections full", sysctl(conntrackCount, "262144"), "error conntrack-limit", "262144 of 262144", "sysctl -w net/netfilter/nf_conntrack_max"},
 		{"small underlay", func(f *Facts) {

@@ -295,8 +295,8 @@ func planeProblems(r dataplane.Report, pods int) []api.Problem {
 		case c.What == "parent":
 			all = append(all, problem("underlay-missing", api.SeverityError, c.Text+"; no packet reaches another node",
 				"bring the interface back, or name another with --iface; the overlay is rebuilt by itself"))
-		case c.What == dataplane.ConflictNeighbours:
-			all = append(all, problem("neighbour-limits", api.SeverityWarning, c.Text, dataplane.NeighbourFix(pods)))
+		case c.What == dataplane.ConflictNeighbours, c.What == dataplane.ConflictNeighbours6:
+			all = append(all, problem("neighbour-limits", api.SeverityWarning, c.Text, dataplane.NeighbourFix(c.What == dataplane.ConflictNeighbours6, pods)))
 		case c.What == dataplane.ConflictBridge, c.What == dataplane.ConflictOverlay:
 			severity = api.SeverityError
 			fixes = append(fixes, "ip link del "+c.Device)

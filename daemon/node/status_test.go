@@ -299,8 +299,12 @@ func TestP3(t *testing.T) {
 	if len(s.Problems) != 1 || !s.Ready {
 		t.Fatalf("ready %t, problems %+v", s.Ready, s.Problems)
 	}
-	if p := s.Problems[0]; p.Code != "neighbour-limits" || p.Severity != api.SeverityWarning || !strings.Contains(p.Text, "256") || !strings.HasPrefix(p.Fix, "sysctl -w ") {
+	if p := s.Problems[0]; p.Code != "neighbour-limits" || p.Severity != api.SeverityWarning || !strings.Contains(p.Text, "256") || !strings.HasPrefix(p.Fix, "sysctl -w net.ipv4.") {
 		t.Errorf("problem %+v", p)
+	}
+	r.plane.report.Conflicts[0].What = dataplane.ConflictNeighbours6
+	if p := r.Status().Problems; len(p) != 1 || p[0].Code != "neighbour-limits" || !strings.HasPrefix(p[0].Fix, "sysctl -w net.ipv6.") {
+		t.Errorf("problems of the table of IPv6: %+v", p)
 	}
 }
 
