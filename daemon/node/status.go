@@ -47,8 +47,8 @@ func (n *Node) Status() *api.Status {
 func (n *Node) problems(v lease.View, report dataplane.Report, pods int, stranded []api.Stranded) []api.Problem {
 	var all []api.Problem
 	u, ok := n.cfg.Underlay()
-	if !ok {
-		all = append(all, problem("underlay-missing", api.SeverityError, n.cfg.UnderlayErr().Error(),
+	if err := n.cfg.UnderlayErr(); err != nil {
+		all = append(all, problem("underlay-missing", api.SeverityError, err.Error(),
 			"bring the interface up, or name another with --iface; this is tried again every few seconds"))
 	}
 	if ok {

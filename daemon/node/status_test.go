@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -82,6 +83,7 @@ func TestStatusBeforeEtcdAnswers(t *testing.T) {
 	r := newRig(t, lease.View{State: api.StateStarting, Reason: "etcd has not answered yet",
 		Problems: []api.Problem{{Code: "etcd-unreachable", Severity: api.SeverityError, Since: "2026-11-30T00:00:00Z"}}})
 	r.cfg.Underlay = func() (Underlay, bool) { return Underlay{}, false }
+	r.cfg.UnderlayErr = func() error { return errors.New("no underlay address yet") }
 	s := r.Status()
 	if s.Ready || s.State != api.StateStarting || s.Lease != nil || s.Subnet != "" || s.Network != "" || s.PublicIP != "" {
 		t.Errorf("status %+v claims what is not known", s)
