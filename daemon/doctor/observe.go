@@ -269,6 +269,10 @@ func (f *Facts) readSubnetFile(path string) {
 			f.Announced = p
 		case name == "FLANNEL_NETWORK":
 			f.Network = p
+		case name == "FLANNEL_IPV6_SUBNET":
+			f.Announced6 = p
+		case name == "FLANNEL_IPV6_NETWORK":
+			f.Network6 = p
 		}
 	}
 }
