@@ -327,9 +327,7 @@ func oneFamilyAsFound(t *testing.T, m *machine) {
 		for _, six := range []bool{true, false} {
 			without := func(peers ...int) dataplane.Desired {
 				d := wish(peers...)
-				d.AsFound = dataplane.Families{V4: !six, V6: six}
-				d.Overlays = slices.DeleteFunc(d.Overlays, func(v dataplane.Vxlan) bool { return v.Local.Is6() == six })
-				d.Peers = slices.DeleteFunc(d.Peers, func(p dataplane.Peer) bool { return p.Subnet.Addr().Is6() == six })
+				asFound(&d, six)
 				return d
 			}
 			m.settle(t, wish(35, 36))
