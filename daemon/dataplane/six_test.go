@@ -38,6 +38,7 @@ func conformance6(t *testing.T, newMachine func(*testing.T) *machine) {
 		"RoutersAreHeard":   routersAreHeard,
 		"NoOverlayOfOne":    noOverlayOfOne,
 		"OneFamilyAsFound":  oneFamilyAsFound,
+		"DirectAndBack":     directAndBack6,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, newMachine(t)) })
 	}
@@ -305,14 +306,36 @@ func noOverlayOfOne(t *testing.T, m *machine) {
 	sameState(t, before, m.read(t))
 }
 
+// directAndBack6: a peer is reached directly for a while, then through the overlay
+// again. IPv6 takes no next hop that another route leads to.
+func directAndBack6(t *testing.T, m *machine) {
+	want := dual34(35, 36)
+	m.settle(t, want)
+	before := m.read(t)
+	for _, overlays := range [][]dataplane.Vxlan{want.Overlays, nil} {
+		direct := dual34(35, 36)
+		direct.Uplink, direct.Overlays = underlay, overlays
+		for i := range direct.Peers {
+			direct.Peers[i].Direct = true
+		}
+		m.settle(t, direct)
+		if ops := text(m.settle(t, want)); strings.Contains(ops, "route del fd00:5:0:23::/128") {
+			t.Errorf("something was left to be cleared away:\n%s", ops)
+		}
+		sameState(t, before, m.read(t))
+	}
+}
+
 // oneFamilyAsFound: of a family without an address nothing is taken away, while
 // the peers of the other come and go.
 func oneFamilyAsFound(t *testing.T, m *machine) {
-	for name, make := range map[string]func(*dataplane.Desired){
+	backends := map[string]func(*dataplane.Desired){
 		"overlay": func(*dataplane.Desired) {},
 		"direct":  func(d *dataplane.Desired) { d.Uplink = underlay },
 		"host-gw": func(d *dataplane.Desired) { d.Uplink, d.Overlays = underlay, nil },
-	} {
+	}
+	for _, name := range []string{"overlay", "direct", "host-gw"} {
+		make := backends[name]
 		wish := func(peers ...int) dataplane.Desired {
 			d := dual34(peers...)
 			make(&d)

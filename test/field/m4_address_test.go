@@ -36,8 +36,17 @@ func TestM4AddressMissing(t *testing.T) {
 			if !c.gone {
 				flows = append(flows, cluster.StartFlow(ctx, t, p1.NS, p2.NS, p2.IP6))
 			}
+			var sent []int
 			for _, f := range flows {
 				f.Runs(ctx, t)
+				sent = append(sent, f.Sent())
+			}
+			whole := func() {
+				t.Helper()
+				for i, f := range flows {
+					f.Runs(ctx, t)
+					f.Whole(ctx, t, sent[i])
+				}
 			}
 			held := cluster.Status(ctx, t, n1)
 			address := func(line string) {
@@ -69,10 +78,7 @@ func TestM4AddressMissing(t *testing.T) {
 			third := cluster.Status(ctx, t, n3).Subnet
 			cluster.Exec(ctx, t, n1, "ip", "route", "del", third)
 			reaches(ctx, t, p1, p3.IP)
-			for _, f := range flows {
-				f.Runs(ctx, t)
-				f.Whole(ctx, t, 0)
-			}
+			whole()
 
 			if c.gone {
 				address("add %s nodad")
@@ -84,9 +90,7 @@ func TestM4AddressMissing(t *testing.T) {
 			for _, p := range []*lab.Pod{p1, q1} {
 				reaches(ctx, t, p, p2.IP, p2.IP6, p3.IP, p3.IP6)
 			}
-			for _, f := range flows {
-				f.Whole(ctx, t, 0)
-			}
+			whole()
 		})
 	}
 }
