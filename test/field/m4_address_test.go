@@ -106,3 +106,34 @@ func reaches(ctx context.Context, t *testing.T, from *lab.Pod, to ...netip.Addr)
 		}
 	}
 }
+
+// TestM4AddressMissingAtBoot: after a boot nothing is in the kernel, and the
+// family that has its address is made from nothing.
+func TestM4AddressMissingAtBoot(t *testing.T) {
+	ctx := cluster.Context(t, 2*time.Minute)
+	c := cluster.BornIn(ctx, t, lab.Options{IPv6: true}, fmt.Sprintf(dualNetwork, ""), "n1", "n2")
+	n1, n2 := c.Nodes[0], c.Nodes[1]
+	cluster.Start(ctx, t, n1, n2)
+	cluster.WaitPeers(ctx, t, n1, n2)
+	p2, held := cluster.Pod(ctx, t, n2, "p"), cluster.Status(ctx, t, n1)
+	if err := n1.Reboot(ctx); err != nil {
+		t.Fatal(err)
+	}
+	// A host announces its card when it boots, which the lab's does not.
+	cluster.Exec(ctx, t, c.LAN, "ip", "neigh", "flush", "dev", "lan0")
+	cluster.Exec(ctx, t, n1, "ip", "addr", "del", n1.Addr6.String()+"/64", "dev", "eth0")
+	if err := n1.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	s := cluster.Wait(ctx, t, n1, "holds, and names the address", func(s *api.Status) bool {
+		return s.State == api.StateHeld && s.Ready && cluster.HasProblem(s, "underlay-missing")
+	})
+	if s.Subnet != held.Subnet || s.Subnet6 != held.Subnet6 {
+		t.Errorf("it holds %s and %s, had %s and %s", s.Subnet, s.Subnet6, held.Subnet, held.Subnet6)
+	}
+	p1, q1 := cluster.Pod(ctx, t, n1, "p"), cluster.Pod(ctx, t, n1, "q")
+	reaches(ctx, t, p1, p2.IP, q1.IP, q1.IP6)
+	cluster.Exec(ctx, t, n1, "ip", "addr", "add", n1.Addr6.String()+"/64", "dev", "eth0", "nodad")
+	cluster.Wait(ctx, t, n1, "is well", cluster.Well)
+	reaches(ctx, t, p1, p2.IP6)
+}
