@@ -9,8 +9,8 @@
 // each decision, nothing is remembered.
 //
 // Both network namespaces are reached through netlink handles, so no thread
-// changes its namespace while it works, but for what a pod with IPv6 needs set
-// in /proc/sys.
+// changes its namespace while it works, but for what is set in the pod's
+// /proc/sys.
 //
 // It must not import ipam, the API or the other parts of the daemon: an
 // address is a given here.

@@ -214,11 +214,7 @@ func (k *kernel) apply(o Op, w Want, have *State) error {
 		mac := w.HardwareAddr()
 		return h.LinkSetHardwareAddr(link, mac[:])
 	case SetUp:
-		if err := h.LinkSetUp(link); err != nil || !o.Pod {
-			return err
-		}
-		k.awaitCarrier(have.Host.Index)
-		return nil
+		return k.setUp(h, link, o.Pod, w, have.Host.Index)
 	case AddAddr:
 		return k.addAddr(link, o.Addr)
 	case AddRoute:
@@ -251,21 +247,52 @@ func (k *kernel) createPair(w Want, have *State) error {
 	return nil
 }
 
-// addAddr turns IPv6 on where a runtime has turned it off for the pod, and lets
-// the pod believe no shorter way: one that led to a stranded pod would outlive it.
-// Of IPv4 the node tells of none; that of IPv6 cannot be kept from it.
+// setUp sets an end up. What the pod shall not believe is set before its end
+// hears anything.
+func (k *kernel) setUp(h *netlink.Handle, link netlink.Link, pod bool, w Want, host int) error {
+	if pod {
+		if err := k.believeNobody(link.Attrs().Name, w.hasIPv6()); err != nil {
+			return err
+		}
+	}
+	if err := h.LinkSetUp(link); err != nil || !pod {
+		return err
+	}
+	k.awaitCarrier(host)
+	return nil
+}
+
+// believeNobody keeps the pod's end from what others on the bridge say of ways.
+// Any pod there can pretend to be a router, and would get the packets of those
+// that believe it: of pods without an address of IPv6 too, since the kernel gives
+// them one by which they ask. And a shorter way that the node tells of (of IPv4 it
+// tells of none) may lead to a stranded pod, and would outlive it. A pod that wants
+// it otherwise says so, by the plugin tuning for example, which comes later.
+//
+// A pod without IPv6 does not fail for it: there may be no such settings, or
+// none that can be written.
+func (k *kernel) believeNobody(ifName string, six bool) error {
+	settings := map[string]string{"accept_ra": "0"}
+	if six {
+		settings["accept_redirects"] = "0"
+	}
+	err := k.setIPv6(ifName, settings)
+	if !six && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) {
+		return nil
+	}
+	return err
+}
+
+// addAddr turns IPv6 on where a runtime has turned it off for the pod.
 func (k *kernel) addAddr(link netlink.Link, p netip.Prefix) error {
 	addr := &netlink.Addr{IPNet: ipNet(p)}
 	if p.Addr().Is4() {
 		return k.pod.AddrReplace(link, addr)
 	}
 	addr.Flags = unix.IFA_F_NODAD // the address is ours alone, and is needed at once
-	if err := k.setIPv6(link.Attrs().Name, "accept_redirects", "0"); err != nil {
-		return err
-	}
 	err := k.pod.AddrReplace(link, addr)
 	if errors.Is(err, unix.EACCES) {
-		if err := k.setIPv6(link.Attrs().Name, "disable_ipv6", "0"); err != nil {
+		if err := k.setIPv6(link.Attrs().Name, map[string]string{"disable_ipv6": "0"}); err != nil {
 			return err
 		}
 		err = k.pod.AddrReplace(link, addr)
@@ -295,10 +322,15 @@ func (k *kernel) awaitAddr(addr netip.Addr) error {
 	return fmt.Errorf("the kernel did not take the address in: %w", unix.ETIMEDOUT)
 }
 
-// setIPv6 makes a setting of IPv6 on an interface of the pod.
-func (k *kernel) setIPv6(ifName, name, value string) error {
+// setIPv6 makes settings of IPv6 on an interface of the pod.
+func (k *kernel) setIPv6(ifName string, settings map[string]string) error {
 	return ns.WithNetNSPath(fmt.Sprintf("/proc/self/fd/%d", k.podNS.Fd()), func(ns.NetNS) error {
-		return os.WriteFile("/proc/sys/net/ipv6/conf/"+ifName+"/"+name, []byte(value), 0)
+		for name, value := range settings {
+			if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+ifName+"/"+name, []byte(value), 0); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

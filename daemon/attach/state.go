@@ -35,6 +35,11 @@ func (w Want) HardwareAddr() [6]byte {
 	return w.MAC
 }
 
+// hasIPv6 says whether the pod has an address of IPv6.
+func (w Want) hasIPv6() bool {
+	return slices.ContainsFunc(w.Addrs, func(p netip.Prefix) bool { return p.Addr().Is6() })
+}
+
 // validate refuses what the kernel would refuse halfway, or accept and then
 // not tell apart.
 func (w Want) validate() error {

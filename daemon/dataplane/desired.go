@@ -43,6 +43,10 @@ type Desired struct {
 	// the fence is on it then, whether there is such a peer at the moment or not.
 	// "" takes both away. With an Uplink and no Overlays there is no vxlan device.
 	Uplink string
+	// AsFound are families for which this node has no address at the moment: their
+	// devices and direct routes stay as they are, and so does what leads to peers
+	// by them.
+	AsFound Families
 	// Peers are the other nodes, each once for each family that it has a
 	// subnet of. Where two overlap, the earlier one in the list is programmed
 	// and the later one reported as a conflict.
@@ -98,6 +102,9 @@ func (d Desired) families() Families {
 	}
 	return f
 }
+
+// asFound says that what leads to an address stays as it is.
+func (d Desired) asFound(a netip.Addr) bool { return d.AsFound.of(a.Is6()) }
 
 // inNetwork says whether a whole prefix lies in one of the networks.
 func (d Desired) inNetwork(p netip.Prefix) bool {

@@ -247,3 +247,29 @@ func TestLoopReportsKeptPeers(t *testing.T) {
 		}
 	})
 }
+
+// TestPlanKeepsNothingOfAListedToken: a tenancy is of both families, so where the
+// list has one of them it speaks for the other too, in the first pass already.
+func TestPlanKeepsNothingOfAListedToken(t *testing.T) {
+	m := fakeMachine(t)
+	want := dual34()
+	want.Peers = []dataplane.Peer{peer6(36)}
+	m.converge(t, want)
+	moved := peer(40)
+	moved.MAC = mac(36)
+	want.Peers, want.KeepPeers = []dataplane.Peer{moved}, true
+	m.converge(t, want)
+	wantTokens(t, m, moved)
+}
+
+// TestPlanKeepsNoHalfTenancy: one of a subnet that this node's own stranded pods
+// sit on has ended, in the family too in which nobody of this node is.
+func TestPlanKeepsNoHalfTenancy(t *testing.T) {
+	m := fakeMachine(t)
+	m.converge(t, dual34(36))
+	want := dual34()
+	want.KeepPeers = true
+	want.Bridge.Gateways = append(want.Bridge.Gateways, prefix("10.5.36.1/24"))
+	m.converge(t, want)
+	wantTokens(t, m)
+}

@@ -17,6 +17,9 @@ const UnreachableMetric = 4278198272
 // Families are address families, of which there are two.
 type Families struct{ V4, V6 bool }
 
+// of says whether a family is among them; six is IPv6.
+func (f Families) of(six bool) bool { return f.V4 && !six || f.V6 && six }
+
 // Kernel is the kernel as the Loop sees it. The implementations are Linux and
 // fakekernel.Kernel; both pass one conformance suite.
 type Kernel interface {

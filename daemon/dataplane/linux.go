@@ -411,9 +411,9 @@ func (k *Linux) readUplinks(ctx context.Context, s *State, names map[int]string)
 
 // readSysctls reads the forwarding switches of the namespace, of our devices
 // and of the interfaces below them, how sources are checked there, the settings
-// of IPv6, and the limit of the neighbour table.
+// of IPv6, and the limits of the neighbour tables.
 func (k *Linux) readSysctls(s *State) {
-	paths := []string{ipForward, NeighbourLimitPath, sendRedirects("all")}
+	paths := []string{ipForward, NeighbourLimit(false), NeighbourLimit(true), sendRedirects("all")}
 	if s.IPv6 {
 		paths = append(paths, k.sysctls6(s)...)
 	}

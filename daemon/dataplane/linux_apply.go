@@ -348,10 +348,26 @@ func neighbour(n Neigh, mac MAC) *netlink.Neigh {
 // route of others that came since makes it fail.
 func (k *Linux) setRoute(c SetRoute) error {
 	err := k.onRoute(c.Route, k.handle.RouteAdd)
-	if c.Replace && errors.Is(err, unix.EEXIST) {
+	switch {
+	case c.Replace && errors.Is(err, unix.EEXIST):
 		return k.onRoute(c.Route, k.handle.RouteReplace)
+	case c.Replace && errors.Is(err, unix.EINVAL) && c.Route.Via.Is6() && c.Route.Dst.Contains(c.Route.Via):
+		return k.replaceAround(c.Route)
 	}
 	return err
+}
+
+// replaceAround replaces a route whose next hop lies in its own destination, as
+// one through the overlay does. IPv6 takes a next hop only where no route leads to
+// it through another device, and the one to be replaced may: so for this moment
+// the next hop has a route of its own. To delete first would leave a hole.
+func (k *Linux) replaceAround(r Route) error {
+	hop := Route{Dst: netip.PrefixFrom(r.Via, r.Via.BitLen()), Link: r.Link, Type: RouteUnicast, Metric: r.Metric, Protocol: r.Protocol}
+	if err := k.onRoute(hop, k.handle.RouteAdd); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("make the way to the next hop: %w", err)
+	}
+	err := k.onRoute(r, k.handle.RouteReplace)
+	return errors.Join(err, ignoreGone(k.onRoute(hop, k.handle.RouteDel)))
 }
 
 func (k *Linux) onRoute(r Route, f func(*netlink.Route) error) error {

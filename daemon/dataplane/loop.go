@@ -485,7 +485,7 @@ func (r *runner) finish(generation uint64, out outcome) {
 	}
 	for _, c := range out.conflicts {
 		key := "conflict " + c.Text
-		if c.What == ConflictNeighbours {
+		if c.What == ConflictNeighbours || c.What == ConflictNeighbours6 {
 			key = c.What // its numbers change with every pod
 		}
 		l.faults.report(key, "conflict in the kernel", c.Text)

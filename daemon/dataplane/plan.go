@@ -40,9 +40,14 @@ const (
 // ConflictIPv6 is a wish that the kernel cannot meet: it has no IPv6.
 const ConflictIPv6 = "ipv6"
 
-// ConflictNeighbours is a wish that only the host can meet: the kernel's
-// neighbour table is small for the pods.
-const ConflictNeighbours = "neighbours"
+// Conflicts that only the host can end: the kernel's neighbour table is small
+// for the pods.
+const (
+	// ConflictNeighbours is about the table of IPv4.
+	ConflictNeighbours = "neighbours"
+	// ConflictNeighbours6 is about that of IPv6.
+	ConflictNeighbours6 = "neighbours6"
+)
 
 // Scopes of operations; see Op.
 const (

@@ -23,14 +23,20 @@ func (p *planner) keptPeers(dev overlay, wanted []Peer) []Peer {
 	for _, peer := range wanted {
 		macs[peer.vtep()] = true
 	}
+	listed := make(map[MAC]bool, len(p.want.Peers))
+	for _, peer := range p.want.Peers {
+		listed[peer.MAC] = true
+	}
 	taken := p.claimed(found)
 	var kept []Peer
 	for _, peer := range found {
 		_, own := p.ownOverlap(peer.Subnet)
 		_, clash := taken.overlap(peer.Subnet)
-		// A tenancy is of both families: it ends with either.
+		// A tenancy is of both families: it ends with either. And one that is in
+		// the list has what the list says.
 		_, ended := taken.overlap(p.have.Tokens[peer.MAC])
-		if own || clash || ended || macs[peer.vtep()] || peer.PublicIP == dev.want.Local || !p.want.inNetwork(peer.Subnet) {
+		_, ours := p.ownOverlap(p.have.Tokens[peer.MAC])
+		if own || ours || clash || ended || listed[peer.MAC] || macs[peer.vtep()] || peer.PublicIP == dev.want.Local || !p.want.inNetwork(peer.Subnet) {
 			continue
 		}
 		taken.add(peer.Subnet)
@@ -41,7 +47,7 @@ func (p *planner) keptPeers(dev overlay, wanted []Peer) []Peer {
 }
 
 // keptDirect are those that have no place in an overlay, and of which the direct
-// route says all.
+// route says all. Those that stay as they are need no keeping.
 func (p *planner) keptDirect() []Peer {
 	if !p.want.KeepPeers || p.have.Uplinks == nil {
 		return nil
@@ -57,7 +63,7 @@ func (p *planner) keptDirect() []Peer {
 	}
 	var found, kept []Peer
 	for _, r := range p.up.standing[p.up.link] {
-		if !tokens[r.Dst] || len(p.want.Overlays) == 0 {
+		if !p.want.asFound(r.Dst.Addr()) && (!tokens[r.Dst] || len(p.want.Overlays) == 0) {
 			found = append(found, Peer{Subnet: r.Dst, PublicIP: r.Via, Direct: true})
 		}
 	}

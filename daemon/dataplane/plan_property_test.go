@@ -70,7 +70,18 @@ func drawDesired(t *rapid.T) dataplane.Desired {
 		want.Overlays[which].Port = 4789
 	}
 	drawPaths(t, &want)
+	if len(want.Networks) == 2 && rapid.IntRange(0, 3).Draw(t, "as found") == 0 {
+		asFound(&want, rapid.Bool().Draw(t, "IPv6 as found"))
+	}
 	return want
+}
+
+// asFound takes out of what is wanted what a node does not ask for that has no
+// address of a family.
+func asFound(want *dataplane.Desired, six bool) {
+	want.AsFound = dataplane.Families{V4: !six, V6: six}
+	want.Overlays = slices.DeleteFunc(slices.Clone(want.Overlays), func(v dataplane.Vxlan) bool { return v.Local.Is6() == six })
+	want.Peers = slices.DeleteFunc(slices.Clone(want.Peers), func(p dataplane.Peer) bool { return p.Subnet.Addr().Is6() == six })
 }
 
 // drawPeers6 draws the same for the second family; the MACs may be those of
@@ -301,12 +312,19 @@ func isDirect(r dataplane.Route) bool {
 	return r.Protocol == dataplane.RouteProtocol && r.Type == "unicast" && r.Via.IsValid() && r.Link == underlay
 }
 
+// leftAlone says whether a vxlan device is none of those that are wanted, and stays
+// as it is.
+func leftAlone(want dataplane.Desired, name string) bool {
+	as := want.AsFound
+	return len(want.Overlays) == 0 || as.V6 && strings.HasPrefix(name, instance+"6.") || as.V4 && strings.HasPrefix(name, instance+".")
+}
+
 // requireWhole is a second opinion on what the kernel has to hold for the
 // peers, from the conflicts alone.
 func (w world) requireWhole(want dataplane.Desired) {
 	s := w.read()
 	for name, l := range s.Links {
-		if odd := oddOf(l); odd != "" && name != underlay && (len(want.Overlays) > 0 || l.Kind != dataplane.KindVxlan) {
+		if odd := oddOf(l); odd != "" && name != underlay && (l.Kind != dataplane.KindVxlan || !leftAlone(want, name)) {
 			w.t.Fatalf("%s is left with %s", name, odd)
 		}
 		if l.Kind == dataplane.KindVxlan && l.Up && !s.Fenced[name] {

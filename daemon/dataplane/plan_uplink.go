@@ -206,11 +206,12 @@ func (p *planner) noOverlays() {
 }
 
 // oldDirect takes down direct routes to nobody's subnet. Those to a peer that is
-// reached by another way now have been replaced.
+// reached by another way now have been replaced. One that stays as it is leads
+// through the uplink, where the fence is.
 func (p *planner) oldDirect(wanted map[place]bool) {
 	for _, link := range slices.Sorted(maps.Keys(p.up.standing)) {
 		for _, r := range p.up.standing[link] {
-			if !wanted[r.place()] {
+			if !wanted[r.place()] && (link != p.want.Uplink || !p.want.asFound(r.Dst.Addr())) {
 				p.add(peerScope(r.Dst), DelRoute{r})
 			}
 		}

@@ -282,7 +282,7 @@ func planRules(want Desired, six bool, have Rules) []TableEdit {
 	var edits []TableEdit
 	rules := wantChains(want, six, have)
 	for _, c := range ourChains(want.Name) {
-		if c.chain.Table == "raw" && want.overlay(six) == nil && (!want.Held() || want.Uplink == "" && len(want.podNetworks(six)) > 0) {
+		if c.chain.Table == "raw" && want.overlay(six) == nil && (!want.Held() || want.AsFound.of(six) || want.Uplink == "" && len(want.podNetworks(six)) > 0) {
 			continue // an overlay that stands from before may need it
 		}
 		wanted, on := rules[c.chain.Table]

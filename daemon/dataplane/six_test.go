@@ -37,6 +37,8 @@ func conformance6(t *testing.T, newMachine func(*testing.T) *machine) {
 		"KeptPlainRoutes":   keptDirect6,
 		"RoutersAreHeard":   routersAreHeard,
 		"NoOverlayOfOne":    noOverlayOfOne,
+		"OneFamilyAsFound":  oneFamilyAsFound,
+		"DirectAndBack":     directAndBack6,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, newMachine(t)) })
 	}
@@ -302,6 +304,79 @@ func noOverlayOfOne(t *testing.T, m *machine) {
 	m.guard.Detach(before.Links[overlay6].Index)
 	m.converge(t, want)
 	sameState(t, before, m.read(t))
+}
+
+// directAndBack6: a peer is reached directly for a while, then through the overlay
+// again. IPv6 takes no next hop that another route leads to.
+func directAndBack6(t *testing.T, m *machine) {
+	want := dual34(35, 36)
+	m.settle(t, want)
+	before := m.read(t)
+	for _, overlays := range [][]dataplane.Vxlan{want.Overlays, nil} {
+		direct := dual34(35, 36)
+		direct.Uplink, direct.Overlays = underlay, overlays
+		for i := range direct.Peers {
+			direct.Peers[i].Direct = true
+		}
+		m.settle(t, direct)
+		if ops := text(m.settle(t, want)); strings.Contains(ops, "route del fd00:5:0:23::/128") {
+			t.Errorf("something was left to be cleared away:\n%s", ops)
+		}
+		sameState(t, before, m.read(t))
+	}
+}
+
+// oneFamilyAsFound: of a family without an address nothing is taken away, while
+// the peers of the other come and go.
+func oneFamilyAsFound(t *testing.T, m *machine) {
+	backends := map[string]func(*dataplane.Desired){
+		"overlay": func(*dataplane.Desired) {},
+		"direct":  func(d *dataplane.Desired) { d.Uplink = underlay },
+		"host-gw": func(d *dataplane.Desired) { d.Uplink, d.Overlays = underlay, nil },
+	}
+	for _, name := range []string{"overlay", "direct", "host-gw"} {
+		make := backends[name]
+		wish := func(peers ...int) dataplane.Desired {
+			d := dual34(peers...)
+			make(&d)
+			for i := range d.Peers {
+				d.Peers[i].Direct = d.Uplink != ""
+				if len(d.Overlays) == 0 {
+					d.Peers[i].MAC = dataplane.MAC{}
+				}
+			}
+			return d
+		}
+		for _, six := range []bool{true, false} {
+			without := func(peers ...int) dataplane.Desired {
+				d := wish(peers...)
+				asFound(&d, six)
+				return d
+			}
+			m.settle(t, wish(35, 36))
+			before := m.read(t)
+			m.settle(t, without(35, 36))
+			after := m.read(t)
+			after.Tokens, before.Tokens = nil, nil // one may stand for the other family's subnet now
+			sameState(t, before, after)
+			m.settle(t, without(36, 37))
+			s := m.read(t)
+			for n, there := range map[int][2]bool{35: {!six, six}, 36: {true, true}, 37: {six, !six}} {
+				for i, p := range []dataplane.Peer{peer(n), peer6(n)} {
+					if got := slices.ContainsFunc(slices.Collect(maps.Keys(s.Routes)), func(r dataplane.Route) bool { return r.Dst == p.Subnet && r.Via.IsValid() }); got != there[i] {
+						t.Errorf("%s, without IPv6 %t: a route to %s is there: %t", name, six, p.Subnet, got)
+					}
+				}
+			}
+			m.settle(t, wish(36))
+			if ops := m.settle(t, wish(36)); len(ops) > 0 {
+				t.Errorf("%s, with both again: %s", name, text(ops))
+			}
+			if s := m.read(t); slices.ContainsFunc(slices.Collect(maps.Keys(s.Routes)), func(r dataplane.Route) bool { return r.Dst == peer6(35).Subnet || r.Dst == peer(35).Subnet }) {
+				t.Errorf("%s, with both again: what led to a peer that is gone has stayed", name)
+			}
+		}
+	}
 }
 
 // TestWithoutIPv6 is row M1 for the plan: on a kernel without IPv6 the other

@@ -30,7 +30,8 @@ type Facts struct {
 	Sysctls map[string]string
 	// ReadOnlySysctls: /proc/sys cannot be written.
 	ReadOnlySysctls bool
-	Neighbours      Neighbours
+	// Neighbours and Neighbours6 are the tables of IPv4 and of IPv6.
+	Neighbours, Neighbours6 Neighbours
 	// Underlay is the interface of the overlay: the daemon's word, or without
 	// one that of the default route.
 	Underlay string
@@ -56,9 +57,9 @@ type Facts struct {
 	// later look does belongs to a pod that just comes or goes. nil is no
 	// earlier look.
 	Early map[string]bool
-	// Announced is the subnet in subnet.env, with the gateway as address, and
-	// Network the pod network in it.
-	Announced, Network netip.Prefix
+	// Announced and Announced6 are the subnets in subnet.env, with the gateway as
+	// address, and Network and Network6 the pod networks in it.
+	Announced, Announced6, Network, Network6 netip.Prefix
 }
 
 // Clock is the boot clock of this process.
@@ -85,7 +86,7 @@ type IPTables struct {
 	Path, Version string
 }
 
-// Neighbours is the kernel's table of IPv4 neighbours, of all namespaces.
+// Neighbours is the kernel's table of a family's neighbours, of all namespaces.
 type Neighbours struct {
 	// Entries counts all, permanent ones too; Fulls how often there was no room.
 	Entries, Fulls uint64
@@ -96,8 +97,10 @@ type Link struct {
 	Kind string
 	MTU  int
 	Up   bool
-	// Addrs are its IPv4 addresses.
+	// Addrs are its addresses, of both families.
 	Addrs []netip.Prefix
+	// Unfit says of those that no other node shall be told of why.
+	Unfit map[netip.Addr]string
 	// Alias is the text on a pod interface's host end.
 	Alias string
 	// VNI and Port are those of a vxlan device.
@@ -173,21 +176,38 @@ func (f Facts) families() (four, six bool) {
 	return f.Status.Network != "" || !six, six
 }
 
-// held is the subnet that is served, by the daemon's word or subnet.env's.
-func (f Facts) held() netip.Prefix {
+// held are the subnets that are served, by the daemon's word or subnet.env's.
+func (f Facts) held() []netip.Prefix {
 	if f.Status != nil {
-		p, _ := netip.ParsePrefix(f.Status.Subnet)
-		return p
+		return valid(parsed(f.Status.Subnet), parsed(f.Status.Subnet6))
 	}
-	return f.Announced.Masked()
+	return valid(f.Announced.Masked(), f.Announced6.Masked())
 }
 
-// network is the pod network.
-func (f Facts) network() netip.Prefix {
+// networks are the pod networks.
+func (f Facts) networks() []netip.Prefix {
 	if f.Status != nil {
-		if p, err := netip.ParsePrefix(f.Status.Network); err == nil {
-			return p
+		if all := valid(parsed(f.Status.Network), parsed(f.Status.Network6)); len(all) > 0 {
+			return all
 		}
 	}
-	return f.Network
+	return valid(f.Network, f.Network6)
+}
+
+// parsed is the zero Prefix for a text that is none.
+func parsed(text string) netip.Prefix {
+	p, _ := netip.ParsePrefix(text)
+	return p
+}
+
+func valid(all ...netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(all, func(p netip.Prefix) bool { return !p.IsValid() })
+}
+
+// familyName is what a family is called; six is IPv6.
+func familyName(six bool) string {
+	if six {
+		return "IPv6"
+	}
+	return "IPv4"
 }

@@ -122,9 +122,7 @@ func (j *judge) records() {
 		j.found(Warning, "ledger", "the ledger cannot be read; tenured goes on with what it remembers, writes the file anew at the next change, and at its start makes it again from the pods' interfaces",
 			j.LedgerErr, "systemctl restart tenured; journalctl -u tenured")
 	}
-	if s := j.held(); j.Status != nil && s.IsValid() && j.Announced.IsValid() && j.Announced.Masked() != s {
-		j.found(Warning, "subnet-env", "subnet.env names another subnet than the one held", fmt.Sprintf("%s, held %s", j.Announced, s), "journalctl -u tenured")
-	}
+	j.announced()
 	if j.Ledger == nil {
 		return
 	}
@@ -170,6 +168,23 @@ func (f Facts) odd() map[string]bool {
 		}
 	}
 	return odd
+}
+
+// announced compares the subnet of each family that is held with that in
+// subnet.env.
+func (j *judge) announced() {
+	if j.Status == nil {
+		return
+	}
+	for _, s := range j.held() {
+		file := j.Announced
+		if s.Addr().Is6() {
+			file = j.Announced6
+		}
+		if file.IsValid() && file.Masked() != s {
+			j.found(Warning, "subnet-env", "subnet.env names another subnet than the one held", fmt.Sprintf("%s, held %s", file, s), "journalctl -u tenured")
+		}
+	}
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -47,7 +47,7 @@ func (j *judge) status() {
 		j.found(Error, "not-ready", "no pod can be added: "+s.Reason, "state "+string(s.State), "tenurectl status")
 		return
 	}
-	j.ok("daemon", "tenured %s is %s and holds %s", s.Version, s.State, s.Subnet)
+	j.ok("daemon", "tenured %s is %s and holds %s", s.Version, s.State, joined(j.held()))
 }
 
 func (j *judge) kernel() {

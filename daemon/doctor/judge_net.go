@@ -144,22 +144,43 @@ func (j *judge) tables() {
 	}
 }
 
+// neighbours judges the table of each family that pods have.
 func (j *judge) neighbours() {
-	limit := j.Sysctls[dataplane.NeighbourLimitPath]
-	pods := len(j.Ledger)
-	evidence := fmt.Sprintf("gc_thresh1..3 = %s, %s, %s; %d pods, %d peers (permanent entries, not counted by the kernel); %d entries of all kinds and namespaces; the table was full %d times since the boot",
-		j.Sysctls[dataplane.NeighbourThreshold(1)], j.Sysctls[dataplane.NeighbourThreshold(2)], limit, pods, j.peers(), j.Neighbours.Entries, j.Neighbours.Fulls)
-	text := dataplane.NeighboursTight(pods, limit)
+	four, six := j.families()
+	if four {
+		j.neighboursOf(false, j.Neighbours)
+	}
+	if six {
+		j.neighboursOf(true, j.Neighbours6)
+	}
+}
+
+func (j *judge) neighboursOf(six bool, table Neighbours) {
+	const code = "neighbour-limits"
+	limit, pods := j.Sysctls[dataplane.NeighbourLimit(six)], j.pods(six)
+	evidence := fmt.Sprintf("%s: gc_thresh1..3 = %s, %s, %s; %d pods, %d peers (permanent entries, not counted by the kernel); %d entries of all kinds and namespaces; the table was full %d times since the boot",
+		familyName(six), j.Sysctls[dataplane.NeighbourThreshold(six, 1)], j.Sysctls[dataplane.NeighbourThreshold(six, 2)], limit, pods, j.peers(), table.Entries, table.Fulls)
+	text := dataplane.NeighboursTight(six, pods, limit)
 	switch {
 	case limit == "":
-		j.info("neighbour-limits", "the limits of the neighbour table are not to be seen here", "no "+dataplane.NeighbourLimitPath)
+		j.info(code, "the limits of the neighbour table are not to be seen here", "no "+dataplane.NeighbourLimit(six))
 	case text != "":
-		j.found(Warning, "neighbour-limits", text, evidence, dataplane.NeighbourFix(pods))
-	case j.Neighbours.Fulls > 0:
-		j.found(Warning, "neighbour-limits", "the kernel's neighbour table was full: packets were lost, and hosts could not be reached", evidence, dataplane.NeighbourFix(pods))
+		j.found(Warning, code, text, evidence, dataplane.NeighbourFix(six, pods))
+	case table.Fulls > 0:
+		j.found(Warning, code, "the kernel's neighbour table of "+familyName(six)+" was full: packets were lost, and hosts could not be reached", evidence, dataplane.NeighbourFix(six, pods))
 	default:
-		j.ok("neighbour-limits", "%s", evidence)
+		j.ok(code, "%s", evidence)
 	}
+}
+
+// pods are how many on record have an address of a family.
+func (j *judge) pods(six bool) (n int) {
+	for _, r := range j.Ledger {
+		if slices.ContainsFunc(r.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() == six }) {
+			n++
+		}
+	}
+	return n
 }
 
 func (j *judge) peers() int {
@@ -223,6 +244,7 @@ func (j *judge) leastMTU(devices []string) int {
 }
 
 func (j *judge) devices() {
+	j.addresses()
 	j.rivals()
 	j.overlaps()
 	for _, name := range append([]string{j.bridge()}, j.overlays()...) {
@@ -230,21 +252,88 @@ func (j *judge) devices() {
 			j.found(Warning, "link-manager", fmt.Sprintf("%s manages %s and may take its addresses and routes away", m, name), m+" says so", unmanage(m, name))
 		}
 	}
-	subnet := j.held()
-	if j.Status == nil || !subnet.IsValid() || j.Status.State == api.StateLost {
-		return
+	if j.Status != nil && len(j.held()) > 0 && j.Status.State != api.StateLost {
+		j.gateways()
 	}
+}
+
+// gateways judges the bridge by the subnet of each family.
+func (j *judge) gateways() {
 	bridge, there := j.Links[j.bridge()]
-	gateway := netip.PrefixFrom(subnet.Addr().Next(), subnet.Bits())
+	var gateways, missing []netip.Prefix
+	for _, subnet := range j.held() {
+		gateway := netip.PrefixFrom(subnet.Addr().Next(), subnet.Bits())
+		gateways = append(gateways, gateway)
+		if !slices.Contains(bridge.Addrs, gateway) {
+			missing = append(missing, gateway)
+		}
+	}
 	switch {
 	case !there:
 		j.found(Error, "bridge", "the bridge of the pods is missing; tenured makes it within seconds", j.bridge(), "journalctl -u tenured")
-	case !bridge.Up || !slices.Contains(bridge.Addrs, gateway):
+	case !bridge.Up || len(missing) > 0:
 		j.found(Error, "bridge", "the bridge is down or lacks the gateway of the leased subnet; tenured repairs it within seconds",
-			fmt.Sprintf("%s up %t, %v; want %s", j.bridge(), bridge.Up, bridge.Addrs, gateway), "journalctl -u tenured")
+			fmt.Sprintf("%s up %t, %v; want %s", j.bridge(), bridge.Up, bridge.Addrs, joined(gateways)), "journalctl -u tenured")
 	default:
-		j.ok("bridge", "%s is up with %s", j.bridge(), gateway)
+		j.ok("bridge", "%s is up with %s", j.bridge(), joined(gateways))
 	}
+}
+
+// joined are prefixes for people.
+func joined(all []netip.Prefix) string {
+	var texts []string
+	for _, p := range all {
+		texts = append(texts, p.String())
+	}
+	return strings.Join(texts, ", ")
+}
+
+// addresses judges those of the underlay: what a running daemon has found once it
+// goes on with, also when it is gone or on its way out. That one is missing from
+// the start the daemon says itself.
+func (j *judge) addresses() {
+	const code = "underlay-address"
+	under, there := j.Links[j.Underlay]
+	if !there || j.Status == nil || slices.ContainsFunc(j.Status.Problems, func(p api.Problem) bool { return p.Code == "underlay-missing" }) {
+		return
+	}
+	before := len(j.all)
+	four, six := j.families()
+	for _, f := range []struct {
+		six, wanted bool
+		public      string
+	}{{false, four, j.Status.PublicIP}, {true, six, j.Status.PublicIP6}} {
+		fit, unfit := under.addresses(f.six)
+		if !f.wanted || f.public == "" || fit {
+			continue
+		}
+		severity, evidence := Error, "there is none"
+		if len(unfit) > 0 {
+			severity, evidence = Warning, strings.Join(unfit, ", ")
+		}
+		j.found(severity, code, fmt.Sprintf("%s has no %s address that other nodes can be told of; they still send to %s", j.Underlay, familyName(f.six), f.public),
+			evidence, fmt.Sprintf("give %s one that lasts: ip addr show dev %s", j.Underlay, j.Underlay))
+	}
+	if len(j.all) == before {
+		j.ok(code, "%s has %s", j.Underlay, joined(under.Addrs))
+	}
+}
+
+// addresses says whether there is one of a family that other nodes can be told
+// of, and why the others are none; the one that IPv6 has on every link is not
+// worth a word.
+func (l Link) addresses(six bool) (fit bool, unfit []string) {
+	for _, a := range l.Addrs {
+		ip := a.Addr()
+		switch why := l.Unfit[ip]; {
+		case ip.Is6() != six:
+		case why == "":
+			fit = true
+		case !six || !ip.IsLinkLocalUnicast():
+			unfit = append(unfit, ip.String()+" is "+why)
+		}
+	}
+	return fit, unfit
 }
 
 func unmanage(manager, name string) string {
@@ -283,18 +372,26 @@ func (j *judge) rivals() {
 // address takes no packet but its own: the plugin ptp gives the gateway's to
 // each pod's interface.
 func (j *judge) overlaps() {
-	subnet, network := j.held(), j.network()
+	around := func(all []netip.Prefix, a netip.Prefix) (netip.Prefix, bool) {
+		i := slices.IndexFunc(all, a.Masked().Overlaps)
+		if i < 0 {
+			return a, false
+		}
+		return all[i], true
+	}
 	for _, name := range slices.Sorted(maps.Keys(j.Links)) {
 		if name == j.bridge() || slices.Contains(j.overlays(), name) {
 			continue
 		}
 		for _, a := range j.Links[name].Addrs {
 			fix := fmt.Sprintf("ip addr del %s dev %s; or: give %s another network", a, name, name)
+			subnet, ofSubnet := around(j.held(), a)
+			network, ofNetwork := around(j.networks(), a)
 			switch {
 			case a.IsSingleIP():
-			case subnet.IsValid() && a.Masked().Overlaps(subnet):
+			case ofSubnet:
 				j.found(Error, "address-overlap", name+" has addresses of this node's own subnet: pods and that device are confused", fmt.Sprintf("%s on %s, subnet %s", a, name, subnet), fix)
-			case network.IsValid() && a.Masked().Overlaps(network):
+			case ofNetwork:
 				j.found(Warning, "address-overlap", name+" has addresses of the pod network: a node that leases them is not reached", fmt.Sprintf("%s on %s, network %s", a, name, network), fix)
 			}
 		}

@@ -33,6 +33,7 @@ func bare() Facts {
 			ipForward: "0", confOf("eth0", "forwarding"): "0", bridgeNF: "1", conntrackCount: "10", conntrackMax: "262144",
 			confOf("all", "rp_filter"): "0", confOf("eth0", "rp_filter"): "2",
 			"net/ipv4/neigh/default/gc_thresh1": "128", "net/ipv4/neigh/default/gc_thresh2": "512", "net/ipv4/neigh/default/gc_thresh3": "1024",
+			"net/ipv6/neigh/default/gc_thresh1": "128", "net/ipv6/neigh/default/gc_thresh2": "512", "net/ipv6/neigh/default/gc_thresh3": "1024",
 		},
 		Underlay: "eth0",
 		Links: map[string]Link{
@@ -68,6 +69,28 @@ func running() Facts {
 	return f
 }
 
+// dual gives the node of running both families.
+func dual(f *Facts) {
+	f.Sysctls[ipForward6] = "1"
+	f.Status.Network6, f.Status.Subnet6 = "fd00:5::/48", "fd00:5:0:22::/64"
+	f.Links["tenure6.1"] = Link{Kind: "vxlan", MTU: 1430, Up: true, VNI: 1, Port: 8472}
+	for name, gateway := range map[string]string{"tenure0": "fd00:5:0:22::1/64", "tenure.1": ""} {
+		l := f.Links[name]
+		l.MTU = 1430
+		if gateway != "" {
+			l.Addrs = append(l.Addrs, prefix(gateway))
+		}
+		f.Links[name] = l
+	}
+	f.Ledger[0].Addresses = append(f.Ledger[0].Addresses, prefix("fd00:5:0:22::9/64"))
+	f.Announced6, f.Network6 = prefix("fd00:5:0:22::1/64"), prefix("fd00:5::/48")
+	f.Status.PublicIP, f.Status.PublicIP6 = "192.0.2.11", "2001:db8::11"
+	eth0 := f.Links["eth0"]
+	eth0.Addrs = append(eth0.Addrs, prefix("2001:db8::11/64"), prefix("fe80::11/64"))
+	eth0.Unfit = map[netip.Addr]string{netip.MustParseAddr("fe80::11"): "not of global scope"}
+	f.Links["eth0"] = eth0
+}
+
 func ours(name string) cnidir.File {
 	return cnidir.File{Name: name, Network: "tenure", Types: []string{"tenure", "portmap"}, Socket: "/run/tenure/tenured.sock"}
 }
@@ -86,6 +109,11 @@ func worse(f Facts, least Severity) []string {
 func TestNothingWrong(t *testing.T) {
 	if got := worse(running(), Info); len(got) > 0 {
 		t.Errorf("on a healthy node: %q", got)
+	}
+	both := running()
+	dual(&both)
+	if got := worse(both, Info); len(got) > 0 {
+		t.Errorf("on a healthy node of both families: %q", got)
 	}
 	if got := strings.Join(worse(bare(), Info), ", "); got != "info daemon, info forwarding, info run-dir, info state-dir, info cni-conf" {
 		t.Errorf("on a host before the installation: %s", got)
@@ -109,6 +137,9 @@ func TestEachFinding(t *testing.T) {
 	sysctl := func(path, value string) func(*Facts) {
 		return func(f *Facts) { f.Sysctls[path] = value }
 	}
+	both := func(change func(*Facts)) func(*Facts) {
+		return func(f *Facts) { dual(f); change(f) }
+	}
 	for _, c := range []struct {
 		name           string
 		change         func(*Facts)
@@ -128,10 +159,12 @@ func TestEachFinding(t *testing.T) {
 		{"routing off", sysctl(ipForward, "0"), "error forwarding", "ip_forward = 0", "sysctl -w net/ipv4/ip_forward=1"},
 		{"overlay does not route", sysctl(confOf("tenure.1", "forwarding"), "0"), "error forwarding", "tenure.1/forwarding = 0", "sysctl -w net/ipv4/conf/tenure.1/forwarding=1"},
 		{"IPv6 is not routed", func(f *Facts) { f.Status.Network6, f.Sysctls[ipForward6] = "fd00:5::/48", "0" }, "error forwarding", "ipv6/conf/all/forwarding = 0", "sysctl -w net/ipv6/conf/all/forwarding=1"},
-		{"IPv6 alone needs no IPv4", func(f *Facts) {
-			f.Status.Network, f.Status.Subnet, f.Status.Network6, f.Status.Subnet6 = "", "", "fd00:5::/48", "fd00:5:0:22::/64"
-			f.Sysctls[ipForward], f.Sysctls[ipForward6], f.Announced, f.Network = "0", "1", netip.Prefix{}, netip.Prefix{}
-		}, "", "", ""},
+		{"IPv6 alone needs no IPv4", both(func(f *Facts) {
+			f.Status.Network, f.Status.Subnet, f.Status.PublicIP = "", "", ""
+			f.Sysctls[ipForward], f.Announced, f.Network = "0", netip.Prefix{}, netip.Prefix{}
+			link("tenure0", func(l *Link) { l.Addrs = l.Addrs[1:] })(f)
+			link("eth0", func(l *Link) { l.Addrs = l.Addrs[1:] })(f)
+		}), "", "", ""},
 		{"read-only", func(f *Facts) { f.ReadOnlySysctls = true }, "error read-only-sysctls", "ro", "remount"},
 		{"strict, one way", sysctl(confOf("all", "rp_filter"), "1"), "info rp-filter", "all 1, eth0 0", ""},
 		{"strict, other way", func(f *Facts) {
@@ -151,7 +184,10 @@ func TestEachFinding(t *testing.T) {
 		{"no br_netfilter", func(f *Facts) { delete(f.Sysctls, bridgeNF) }, "info bridge-netfilter", "not loaded", ""},
 		{"kube-proxy unheard", func(f *Facts) { f.Sysctls[bridgeNF], f.KubeProxy = "0", true }, "warning bridge-netfilter", "= 0", "modprobe br_netfilter"},
 		{"few neighbours", sysctl("net/ipv4/neigh/default/gc_thresh3", "5"), "warning neighbour-limits", "128, 512, 5; 2 pods, 2 peers", "sysctl -w net.ipv4.neigh.default.gc_thresh3=4096"},
-		{"neighbours were full", func(f *Facts) { f.Neighbours = Neighbours{1024, 7} }, "warning neighbour-limits", "full 7 times", "gc_thresh3"},
+		{"neighbours were full", func(f *Facts) { f.Neighbours = Neighbours{1024, 7} }, "warning neighbour-limits", "full 7 times", "net.ipv4.neigh.default.gc_thresh3"},
+		{"few neighbours of IPv6", both(sysctl("net/ipv6/neigh/default/gc_thresh3", "3")), "warning neighbour-limits", "IPv6: gc_thresh1..3 = 128, 512, 3; 1 pods, 2 peers", "sysctl -w net.ipv6.neigh.default.gc_thresh3=4096"},
+		{"few neighbours of IPv6, and no pods of it", sysctl("net/ipv6/neigh/default/gc_thresh3", "0"), "", "", ""},
+		{"neighbours of IPv6 were full", both(func(f *Facts) { f.Neighbours6 = Neighbours{1024, 7} }), "warning neighbour-limits", "full 7 times", "net.ipv6.neigh.default.gc_thresh3"},
 		{"connections many", sysctl(conntrackCount, "220000"), "warning conntrack-limit", "220000 of 262144", "=1048576"},
 		{"connections full", sysctl(conntrackCount, "262144"), "error conntrack-limit", "262144 of 262144", "sysctl -w net/netfilter/nf_conntrack_max"},
 		{"small underlay", func(f *Facts) {
@@ -197,6 +233,27 @@ func TestEachFinding(t *testing.T) {
 		{"docker in the network", func(f *Facts) {
 			f.Links["docker0"] = Link{Kind: "bridge", Addrs: []netip.Prefix{prefix("10.5.99.1/24")}}
 		}, "warning address-overlap", "docker0, network 10.5.0.0/16", "docker0"},
+		{"docker in the subnet of IPv6", both(func(f *Facts) {
+			f.Links["docker0"] = Link{Kind: "bridge", Addrs: []netip.Prefix{prefix("fd00:5:0:22:8000::1/65")}}
+		}), "error address-overlap", "fd00:5:0:22:8000::1/65 on docker0, subnet fd00:5:0:22::/64", "docker0"},
+		{"docker in the network of IPv6", both(func(f *Facts) {
+			f.Links["docker0"] = Link{Kind: "bridge", Addrs: []netip.Prefix{prefix("fd00:5:0:99::1/64")}}
+		}), "warning address-overlap", "docker0, network fd00:5::/48", "docker0"},
+		{"docker elsewhere", both(func(f *Facts) {
+			f.Links["docker0"] = Link{Kind: "bridge", Addrs: []netip.Prefix{prefix("fd00:6::1/64"), prefix("fe80::1/64")}}
+		}), "", "", ""},
+		{"no gateway of IPv6", both(link("tenure0", func(l *Link) { l.Addrs = l.Addrs[:1] })), "error bridge", "want 10.5.34.1/24, fd00:5:0:22::1/64", "journalctl"},
+		{"other subnet of IPv6 announced", both(func(f *Facts) { f.Announced6 = prefix("fd00:5:0:23::1/64") }), "warning subnet-env", "fd00:5:0:23::1/64, held fd00:5:0:22::/64", "journalctl"},
+		{"underlay's IPv4 gone", both(link("eth0", func(l *Link) { l.Addrs = l.Addrs[1:] })), "error underlay-address", "there is none", "give eth0 one"},
+		{"underlay's IPv6 gone", both(link("eth0", func(l *Link) { l.Addrs = []netip.Prefix{l.Addrs[0], l.Addrs[2]} })), "error underlay-address", "there is none", "give eth0 one"},
+		{"underlay's IPv6 on its way out", both(link("eth0", func(l *Link) {
+			l.Unfit = map[netip.Addr]string{l.Addrs[1].Addr(): "deprecated", l.Addrs[2].Addr(): "not of global scope"}
+		})), "warning underlay-address", "2001:db8::11 is deprecated", "give eth0 one"},
+		{"underlay's IPv6 gone, and no pods of it", func(f *Facts) { f.Status.PublicIP6 = "2001:db8::11" }, "", "", ""},
+		{"underlay's IPv6 missing since the start", both(func(f *Facts) {
+			f.Links["eth0"] = Link{MTU: 1500, Up: true, Addrs: f.Links["eth0"].Addrs[:1]}
+			f.Status.Problems = []api.Problem{{Code: "underlay-missing", Severity: api.SeverityError, Text: "no IPv6 address", Fix: "give one"}}
+		}), "error underlay-missing", "", "give one"},
 		{"ptp's pods", func(f *Facts) {
 			f.Links["veth1"] = Link{Kind: "veth", Addrs: []netip.Prefix{prefix("10.5.34.1/32")}}
 		}, "", "", ""},

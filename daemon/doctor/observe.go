@@ -38,7 +38,7 @@ type Options struct {
 func Observe(ctx context.Context, o Options) Facts {
 	f := Facts{
 		Instance: o.Instance, Root: os.Geteuid() == 0, Socket: o.Socket, Underlay: o.Underlay,
-		Kernel: release(), Clock: clock(), Neighbours: neighbours(),
+		Kernel: release(), Clock: clock(), Neighbours: neighbours("arp_cache"), Neighbours6: neighbours("ndisc_cache"),
 		Run: directory(o.RunDir), State: directory(o.StateDir), CNI: observeCNI(o.ConfDir, o.BinDir),
 		IPTables: observeIPTables(ctx), ReadOnlySysctls: readOnly("/proc/sys"),
 	}
@@ -142,7 +142,7 @@ func kubeProxy(ctx context.Context, iptables string) bool {
 func sysctls(links map[string]Link) map[string]string {
 	paths := []string{ipForward, ipForward6, bridgeNF, conntrackCount, conntrackMax, confOf("all", "rp_filter")}
 	for n := 1; n <= 3; n++ {
-		paths = append(paths, dataplane.NeighbourThreshold(n))
+		paths = append(paths, dataplane.NeighbourThreshold(false, n), dataplane.NeighbourThreshold(true, n))
 	}
 	for name := range links {
 		paths = append(paths, confOf(name, "rp_filter"), confOf(name, "forwarding"))
@@ -157,10 +157,10 @@ func sysctls(links map[string]Link) map[string]string {
 	return all
 }
 
-// neighbours reads the counters of the table, which only the first namespace
+// neighbours reads the counters of a table, which only the first namespace
 // shows: a line of hexadecimal numbers for each processor.
-func neighbours() Neighbours {
-	b, err := os.ReadFile("/proc/net/stat/arp_cache")
+func neighbours(table string) Neighbours {
+	b, err := os.ReadFile("/proc/net/stat/" + table)
 	if err != nil {
 		return Neighbours{}
 	}
@@ -269,6 +269,10 @@ func (f *Facts) readSubnetFile(path string) {
 			f.Announced = p
 		case name == "FLANNEL_NETWORK":
 			f.Network = p
+		case name == "FLANNEL_IPV6_SUBNET":
+			f.Announced6 = p
+		case name == "FLANNEL_IPV6_NETWORK":
+			f.Network6 = p
 		}
 	}
 }

@@ -2,12 +2,15 @@ package doctor
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/tenure-cni/tenure/daemon/dataplane"
 )
 
 // Programs that manage devices.
@@ -36,14 +39,10 @@ func (f *Facts) observeLinks() {
 		}
 		f.Links[a.Name] = one
 	}
-	addrs, _ := h.AddrList(nil, netlink.FAMILY_V4)
+	addrs, _ := h.AddrList(nil, netlink.FAMILY_ALL)
 	for _, a := range addrs {
-		ip, ok := netip.AddrFromSlice(a.IP.To4())
-		bits, _ := a.Mask.Size()
-		one, known := f.Links[names[a.LinkIndex]]
-		if ok && known {
-			one.Addrs = append(one.Addrs, netip.PrefixFrom(ip, bits))
-			f.Links[names[a.LinkIndex]] = one
+		if one, known := f.Links[names[a.LinkIndex]]; known {
+			f.Links[names[a.LinkIndex]] = one.with(a)
 		}
 	}
 	if f.Underlay == "" {
@@ -52,15 +51,41 @@ func (f *Facts) observeLinks() {
 	f.observeWays(h, names)
 }
 
-// defaultWay is the device of the default route.
+// with is the link with one more address.
+func (l Link) with(a netlink.Addr) Link {
+	ip, ok := netip.AddrFromSlice(a.IP)
+	if !ok {
+		return l
+	}
+	ip = ip.Unmap()
+	bits, _ := a.Mask.Size()
+	l.Addrs = append(l.Addrs, netip.PrefixFrom(ip, bits))
+	if why := dataplane.Unfit(ip, a.Scope, a.Flags); why != "" {
+		if l.Unfit == nil {
+			l.Unfit = map[netip.Addr]string{}
+		}
+		l.Unfit[ip] = why
+	}
+	return l
+}
+
+// defaultWay is the device of the default route: that of IPv4, or of IPv6 where
+// there is no other.
 func defaultWay(h *netlink.Handle, names map[int]string) string {
-	routes, _ := h.RouteList(nil, netlink.FAMILY_V4)
-	for _, r := range routes {
-		if r.Dst == nil || r.Dst.IP.IsUnspecified() {
-			return names[r.LinkIndex]
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, _ := h.RouteList(nil, family)
+		for _, r := range routes {
+			if name := names[r.LinkIndex]; name != "" && (r.Dst == nil || isDefault(r.Dst)) {
+				return name
+			}
 		}
 	}
 	return ""
+}
+
+func isDefault(dst *net.IPNet) bool {
+	ones, _ := dst.Mask.Size()
+	return ones == 0 && dst.IP.IsUnspecified()
 }
 
 // mostWays bounds how many peers' ways are asked for.

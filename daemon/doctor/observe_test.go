@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -39,10 +40,11 @@ func TestObserveRealHost(t *testing.T) {
 	}
 	in(`ip link add eth7 type veth peer name eth8 && ip link set eth7 up mtu 1400 && ip link set eth8 up && ip addr add 192.0.2.9/24 dev eth7 &&
 		ip route add default via 192.0.2.1 && ip link add flannel.3 type vxlan id 3 dstport 8472 && ip link set eth8 alias "` + alias("tenure", "c1") + `"`)
+	in(`ip addr add 2001:db8::9/64 dev eth7 nodad && ip addr add 2001:db8::a/64 dev eth7 nodad preferred_lft 0`)
 	picture := func() string { return in("ip -o link; ip addr; ip rule; ip route show table all; iptables-save") }
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "ledger.json"), `{"version":1,"allocations":[{"containerID":"c1","host":"eth8","addresses":["10.5.34.9/24"]}]}`)
-	write(t, filepath.Join(dir, "subnet.env"), "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.34.1/24\nFLANNEL_MTU=1350\n")
+	write(t, filepath.Join(dir, "subnet.env"), "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.34.1/24\nFLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:22::1/64\nFLANNEL_MTU=1350\n")
 	before := picture()
 
 	var f Facts
@@ -59,21 +61,56 @@ func TestObserveRealHost(t *testing.T) {
 		t.Errorf("what was tried (-want +got):\n%s", diff)
 	}
 	if f.Underlay != "eth7" || f.Links["eth7"].MTU != 1400 || f.Links["flannel.3"].VNI != 3 || f.Links["eth8"].Alias == "" ||
-		!slices.Equal(f.Links["eth7"].Addrs, prefixes("192.0.2.9/24")) {
+		!seesAddresses(f.Links["eth7"]) {
 		t.Errorf("underlay %s, links %+v", f.Underlay, f.Links)
 	}
 	want := []Recorded{{"c1", "eth8", prefixes("10.5.34.9/24")}}
 	if len(f.Ledger) != 1 || f.Ledger[0].Host != want[0].Host || !slices.Equal(f.Ledger[0].Addresses, want[0].Addresses) || f.LedgerErr != "" {
 		t.Errorf("ledger %+v, %s", f.Ledger, f.LedgerErr)
 	}
-	if f.Announced != prefix("10.5.34.1/24") || f.Network != prefix("10.5.0.0/16") {
-		t.Errorf("subnet.env says %s in %s", f.Announced, f.Network)
+	if f.Announced != prefix("10.5.34.1/24") || f.Network != prefix("10.5.0.0/16") || f.Announced6 != prefix("fd00:5:0:22::1/64") || f.Network6 != prefix("fd00:5::/48") {
+		t.Errorf("subnet.env says %s in %s, and %s in %s", f.Announced, f.Network, f.Announced6, f.Network6)
 	}
 	if f.Sysctls[ipForward] != "0" || f.Sysctls[confOf("flannel.3", "rp_filter")] == "" || f.Kernel == "" || f.Clock.Err != "" || !f.Root {
 		t.Errorf("facts %+v", f)
 	}
 	if !f.Run.There || f.State.There || f.State.Free == 0 || f.SocketThere || f.Status != nil || f.StatusErr == "" {
 		t.Errorf("run %+v, state %+v, socket %t", f.Run, f.State, f.SocketThere)
+	}
+}
+
+// seesAddresses says whether a link is seen with the addresses of both families
+// that it was given, and with what is wrong with one of them.
+func seesAddresses(l Link) bool {
+	for _, want := range []string{"192.0.2.9/24", "2001:db8::9/64", "2001:db8::a/64"} {
+		if !slices.Contains(l.Addrs, prefix(want)) {
+			return false
+		}
+	}
+	return l.Unfit[netip.MustParseAddr("2001:db8::a")] == "deprecated" && l.Unfit[netip.MustParseAddr("2001:db8::9")] == "" && l.Unfit[netip.MustParseAddr("192.0.2.9")] == ""
+}
+
+// TestDefaultWay: a host of IPv6 alone has an underlay too.
+func TestDefaultWay(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs root")
+	}
+	for want, line := range map[string]string{"": "", "d0": "ip -6 route add default dev d0", "d1": "ip -6 route add default dev d0; ip route add default dev d1"} {
+		ns := netnstest.New(t)
+		var f Facts
+		if err := ns.Do(func() error {
+			out, err := exec.CommandContext(t.Context(), "sh", "-ec", "ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up; "+line).CombinedOutput()
+			f.observeLinks()
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if f.Underlay != want {
+			t.Errorf("with %q the underlay is %q, want %q", line, f.Underlay, want)
+		}
 	}
 }
 

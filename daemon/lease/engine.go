@@ -328,7 +328,7 @@ func (e *Engine) spread() time.Duration {
 // returns the time until the next.
 func (e *Engine) step(ctx context.Context) time.Duration {
 	if h := e.tenancy(); h != nil && h.lastProof != 0 && !e.unsettled() {
-		return e.renew(ctx, *h)
+		return e.untilTold(e.renew(ctx, *h))
 	}
 	// Not held, held by memory alone, or held in a store that forgot: look at
 	// all that etcd has.

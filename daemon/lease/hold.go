@@ -39,12 +39,12 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 	e.cfg.at("before the subnet is set")
 	if err := e.fence.Set(h.subnets, networkPair(*n)); err != nil {
 		e.log.Error("the fence does not take the subnet, it stays closed", "subnet", h.subnets, "error", err)
-		e.problem(api.SeverityError, "fence", "the kernel fence refused subnet "+h.subnets.String()+": "+err.Error(),
+		e.problem(api.SeverityError, fenceRefuses, "the kernel fence refused subnet "+h.subnets.String()+": "+err.Error(),
 			"look at the log; the overlay stays closed until this succeeds")
 		return jitter(time.Second)
 	}
 	e.cfg.at("after the subnet was set")
-	e.clear("fence")
+	e.clear(fenceRefuses)
 	t := tenancy{Holding: h, unproven: errRestarted, since: time.Now()}
 	var before clientv3.LeaseID // nothing hangs on it any more
 	if e.inheriting == h.lease {
@@ -215,9 +215,8 @@ func (e *Engine) proven(gen uint64, t tenancy, v verdict) bool {
 // when that changed. Where nothing differs it does nothing.
 func (e *Engine) keepNetwork(t tenancy) {
 	if n := e.inForce(); n != nil {
-		if err := e.fence.Set(t.subnets, networkPair(*n)); err != nil {
-			e.log.Error("the fence does not take the network", "network", networkName(*n), "error", err)
-		}
+		err := e.fence.Set(t.subnets, networkPair(*n))
+		e.update(func() { e.noteToldLocked(*n, err) })
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -89,13 +90,44 @@ func (e *Engine) putInForceLocked(n *conf.Network, text []byte) {
 		e.log.Warn("node.json not written; until it is, a restart goes by the network config of before", "error", err)
 	}
 	if e.held != nil {
-		if err := e.fence.Set(e.held.subnets, networkPair(*n)); err != nil {
-			e.log.Error("the fence did not take the new network", "error", err)
-		}
+		err := e.fence.Set(e.held.subnets, networkPair(*n))
+		e.noteToldLocked(*n, err)
+		urgent = urgent || err != nil
 	}
 	if urgent {
-		e.nudge() // the record announces it, and nobody reaches this node before
+		e.nudge() // the record announces a backend, and nobody reaches this node before
 	}
+}
+
+// fenceRefuses is the problem that the kernel takes no new subnet or network.
+const fenceRefuses = "fence"
+
+// noteToldLocked keeps in mind whether the fence was told the network n. Until it
+// is, it judges nothing outside of the one of before.
+func (e *Engine) noteToldLocked(n conf.Network, err error) {
+	if err == nil {
+		delete(e.problems, fenceRefuses)
+		return
+	}
+	if _, known := e.problems[fenceRefuses]; !known {
+		e.log.Error("the fence does not take the network", "network", networkName(n), "error", err)
+	}
+	e.problems.add(fenceRefuses, api.SeverityError, "the kernel fence refused the network "+networkName(n)+": "+err.Error(),
+		"look at the log; the fence goes by the network of before, and this is tried again every second")
+}
+
+// fenceRetry is the pause after which the fence is told again what it refused.
+const fenceRetry = time.Second
+
+// untilTold is the pause after a cycle, or less where the fence has refused the
+// network in force: a renewal may be far off.
+func (e *Engine) untilTold(pause time.Duration) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, refused := e.problems[fenceRefuses]; refused {
+		return min(pause, jitter(fenceRetry))
+	}
+	return pause
 }
 
 // mostNetworks bounds how many former networks are remembered.

@@ -1,12 +1,15 @@
 package lease
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -109,5 +112,62 @@ func TestClashComesAndGoes(t *testing.T) {
 	e.judgeLocked(listed(`{"Network":"10.9.0.0/16"}`, "subnets/10.5.1.0-24", recordOf("n2", "192.0.2.12", 1)))
 	if text := problem(); !strings.Contains(text, "overlaps a bridge") || !strings.Contains(text, "held subnet") || strings.Contains(text, "in force on this node") {
 		t.Errorf("a config with two faults: %q", text)
+	}
+}
+
+// reluctant is a fence that refuses some times to take another network.
+type reluctant struct {
+	*register
+	mu      sync.Mutex
+	refuse  int // how often still
+	refused int
+	network Subnets
+}
+
+func (r *reluctant) Set(live, network Subnets) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.network != (Subnets{}) && network != r.network && r.refuse > 0 {
+		r.refuse, r.refused = r.refuse-1, r.refused+1
+		return errors.New("cannot allocate memory")
+	}
+	r.network = network
+	return r.register.Set(live, network)
+}
+
+// TestFenceRefusesANetwork: a renewal may be half a minute off, and what lies
+// outside of the network of before is not judged meanwhile. So the fence is told
+// again soon, status says so until it has been, and the log once.
+func TestFenceRefusesANetwork(t *testing.T) {
+	t.Parallel()
+	const day = `{"Network":"10.5.0.0/22","SubnetLen":24,"LeaseTTL":"24h"}`
+	s, c := cluster(t, day)
+	h := newHost(t, "n1", s.Endpoint)
+	f := &reluctant{register: h.fence, refuse: 3}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	d := &daemon{Engine: h.engine(), t: t}
+	go func() { defer close(done); _ = d.Run(ctx, f) }()
+	t.Cleanup(func() { cancel(); <-done })
+	before := d.waitHeld()
+
+	put(t, c, d.keys.Config(), strings.Replace(day, "10.5.0.0/22", "10.4.0.0/15", 1))
+	began := time.Now()
+	v := d.wait("the problem", func(v View) bool { return hasProblem(v, fenceRefuses) })
+	if v.State != api.StateHeld || v.Network.Network.Bits() != 15 {
+		t.Errorf("meanwhile it is %s with %s", v.State, v.Network.Network)
+	}
+	v = d.wait("no problem", func(v View) bool { return !hasProblem(v, fenceRefuses) })
+	f.mu.Lock()
+	refused, told := f.refused, f.network
+	f.mu.Unlock()
+	if refused != 3 || told.V4.Bits() != 15 || v.Holding.Subnets() != before.Holding.Subnets() {
+		t.Errorf("refused %d times, then told %s; it holds %s", refused, told, v.Holding.Subnets())
+	}
+	if d := time.Since(began); d > 10*time.Second {
+		t.Errorf("it took %s", d)
+	}
+	if n := h.log.lines("the fence does not take the network"); n != 1 {
+		t.Errorf("%d lines in the log", n)
 	}
 }

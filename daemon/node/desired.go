@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"crypto/sha256"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -71,6 +72,7 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 	for _, f := range familiesOf(v.Network) {
 		wireDevice(d, f, v, u, c)
 	}
+	d.AsFound = absent(v.Network, u)
 	d.KeepPeers = v.Settling
 	for _, p := range peers(v, u) {
 		for _, way := range p.ways {
@@ -82,6 +84,19 @@ func wireOverlay(d *dataplane.Desired, v lease.View, u Underlay, c Config) {
 		}
 	}
 	wirePaths(d, v.Network.Backend, u)
+}
+
+// absent are the families that pods have, and this node has no address for. To
+// take their peers out of the kernel would help nobody: the address may be there
+// all the same, and only not be one to announce.
+func absent(n *conf.Network, u Underlay) dataplane.Families {
+	var all dataplane.Families
+	for _, f := range familiesOf(n) {
+		if local, _ := f.local(u); !local.IsValid() {
+			all.V4, all.V6 = all.V4 || !f.six, all.V6 || f.six
+		}
+	}
+	return all
 }
 
 // wireDevice adds the device of one family, if there is an address that its
@@ -248,7 +263,11 @@ func (f family) way(e lease.Entry, n *conf.Network, u Underlay) familyWay {
 		return out
 	}
 	addr, data := f.announced(e.Record)
-	_, link := f.local(u)
+	local, link := f.local(u)
+	if !local.IsValid() {
+		out.reason, out.far = fmt.Sprintf("this node has no %s address that outer packets can come from, so what leads there stays as it is", f), true
+		return out
+	}
 	w := wayTo(n.Backend, e.BackendType, addr, link, data)
 	out.Peer = dataplane.Peer{Subnet: f.subnet(e.Subnets), PublicIP: addr, MAC: dataplane.MAC(w.mac), Direct: w.direct}
 	out.reason, out.far = w.why, w.far

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -79,6 +80,41 @@ func TestEachFamilyIsJudged(t *testing.T) {
 	}
 }
 
+// TestOneFamilyHasNoAddress: a daemon that starts while one of the addresses is
+// missing keeps what the other leads to in line, and says which is missing.
+func TestOneFamilyHasNoAddress(t *testing.T) {
+	n2 := with6(entry("n2", "10.5.35.0/24", "192.0.2.12", 8), "fd00:5:0:23::/64", "2001:db8::c", 1)
+	n3 := with6(entry("n3", "10.5.36.0/24", "192.0.2.13", 9), "fd00:5:0:24::/64", "2001:db8::d", 2)
+	v, u := dual(t, n2)
+	u.PublicIP6, u.Local6, u.Net6 = netip.Addr{}, netip.Addr{}, netip.Prefix{}
+	r := newRig(t, v)
+	r.cfg.Underlay, r.cfg.UnderlayErr = func() (Underlay, bool) { return u, true }, func() error { return errors.New("eth0 has no IPv6 address") }
+	r.steer()
+	d := <-r.plane.desired
+	if len(d.Overlays) != 1 || !slices.Equal(d.Peers, []dataplane.Peer{peerOf(n2)}) || len(d.Bridge.Gateways) != 2 || d.AsFound != (dataplane.Families{V6: true}) {
+		t.Errorf("at the start %+v", d)
+	}
+	v, _ = dual(t, n2, n3)
+	r.tenancy.set(v)
+	r.steer()
+	if d = <-r.plane.desired; !slices.Equal(d.Peers, []dataplane.Peer{peerOf(n2), peerOf(n3)}) {
+		t.Errorf("with one more %+v", d.Peers)
+	}
+	r.plane.report = dataplane.Report{Converged: true, Peers: []dataplane.PeerReport{{Peer: peerOf(n2), State: dataplane.PeerProgrammed}}}
+	s := r.Status()
+	if len(s.Problems) != 1 || s.Problems[0].Code != "underlay-missing" || !strings.Contains(s.Problems[0].Text, "no IPv6 address") || !s.Ready {
+		t.Errorf("ready %t, problems %+v", s.Ready, s.Problems)
+	}
+	if p := s.Peers[0]; p.State != api.PeerUnreachable || !strings.Contains(p.Reason, "IPv6: this node has no IPv6 address") || p.Path != api.PathVXLAN {
+		t.Errorf("peer %+v", p)
+	}
+	u.PublicIP6, u.Local6 = addr("2001:db8::b"), addr("2001:db8::b")
+	r.steer()
+	if d = <-r.plane.desired; len(d.Overlays) != 2 || len(d.Peers) != 4 || d.AsFound != (dataplane.Families{}) {
+		t.Errorf("once it is there %+v", d)
+	}
+}
+
 // TestDesiredOfBothFamilies: each has its device, its gateway and its stranded
 // pods; one without an underlay address has no device.
 func TestDesiredOfBothFamilies(t *testing.T) {
@@ -109,8 +145,11 @@ func TestDesiredOfBothFamilies(t *testing.T) {
 	if !slices.Equal(d.Overlays, want) || d.Bridge.MTU != 1430 {
 		t.Errorf("devices %+v, want %+v; bridge %d", d.Overlays, want, d.Bridge.MTU)
 	}
-	if u.Local6 = (netip.Addr{}); len(desired().Overlays) != 1 {
-		t.Errorf("without an address %+v", desired().Overlays)
+	if d.AsFound != (dataplane.Families{}) {
+		t.Errorf("with both addresses %+v stay as found", d.AsFound)
+	}
+	if u.Local6 = (netip.Addr{}); len(desired().Overlays) != 1 || desired().AsFound != (dataplane.Families{V6: true}) {
+		t.Errorf("without an address %+v", desired())
 	}
 	// A stranded pod of a family that there is no network of any more.
 	n := *v.Network

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -268,7 +267,7 @@ func newRig(t *testing.T, v lease.View) *rig {
 		Instance: "tenure", NodeName: "n1", UID: "uid-n1", Version: "v1", Prefix: testPrefix,
 		Clock:       func() time.Duration { return now },
 		Underlay:    func() (Underlay, bool) { return testUnderlay(), true },
-		UnderlayErr: func() error { return errors.New("no underlay address yet") },
+		UnderlayErr: func() error { return nil },
 		Masq:        true, ForwardAccept: true,
 		Tenancy: r.tenancy, Ledger: l, Interfaces: r.interfaces, Plane: r.plane, Store: store{}, Hook: r.hook,
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),

@@ -78,9 +78,9 @@ type Config struct {
 	// Clock reads CLOCK_BOOTTIME.
 	Clock func() time.Duration
 	// Underlay returns the interface and addresses that outer packets use; ok is
-	// false while none is usable, or one that the pods' families need is missing.
+	// false while there is none for any of the pods' families.
 	Underlay func() (u Underlay, ok bool)
-	// UnderlayErr says why none is.
+	// UnderlayErr says what of it is missing; nil where nothing is.
 	UnderlayErr func() error
 	// Masq, MasqRandomFully, ForwardAccept, ClampMSS and TxChecksum are the flags
 	// of these names.

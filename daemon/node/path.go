@@ -90,7 +90,8 @@ const lingerFor = 3 * time.Second
 const prepareFor = time.Second
 
 // linger remembers since when which way only stays, and since when there is an
-// uplink.
+// uplink. An overlay that a peer speaks yet stays for as long as that, and is
+// not among what time alone will end.
 type linger struct {
 	overlay, uplink time.Duration
 	peers           map[netip.Prefix]time.Duration
@@ -134,7 +135,7 @@ func (l *linger) keep(d, before dataplane.Desired, v lease.View, u Underlay, pre
 	if prepares {
 		notYet(d.Peers, old)
 	}
-	l.waits = overlay || prepares || len(l.peers) > 0
+	l.waits = l.overlay != 0 || prepares || len(l.peers) > 0
 	return d
 }
 
@@ -161,10 +162,17 @@ func (l *linger) keepsOverlay(d dataplane.Desired, before []dataplane.Vxlan, v l
 	spoken := slices.ContainsFunc(v.Snapshot.Entries, func(e lease.Entry) bool {
 		return e.BackendType == conf.BackendVXLAN && !tombstone(e) && e.Subnets != v.Holding.Subnets()
 	})
-	if l.overlay == 0 || spoken {
+	switch {
+	case spoken:
+		l.overlay = 0
+		return true
+	case l.overlay == 0:
 		l.overlay = now
+	case now-l.overlay >= lingerFor:
+		l.overlay = 0
+		return false
 	}
-	return now-l.overlay < lingerFor
+	return true
 }
 
 // notYet leaves peers in the overlay that are reached through it.

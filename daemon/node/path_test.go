@@ -143,7 +143,15 @@ func TestLinger(t *testing.T) {
 	step("host-gw here", 0, hostGW, n2, true, false, true)
 	step("the uplink of the peer is ready", prepareFor, hostGW, n2, true, true, true)
 	step("host-gw here, the peer is cut off", 10*lingerFor, hostGW, n2, true, true, true)
-	step("the peer follows", 0, hostGW, routed(n2), true, true, true)
+	if l.waits {
+		t.Error("time alone changes nothing while the peer speaks vxlan")
+	}
+	step("the peer follows", 10*lingerFor, hostGW, routed(n2), true, true, true)
+	if !l.waits {
+		t.Error("what stays for a while is looked at when somebody calls only")
+	}
+	step("the peer goes back", 1, hostGW, n2, true, true, true)
+	step("the peer follows again", 10*lingerFor, hostGW, routed(n2), true, true, true)
 	step("a little later", lingerFor, hostGW, routed(n2), false, true, false)
 	step("vxlan here", 0, vxlan, routed(n2), true, true, false)
 	step("the peer follows back", 10*lingerFor, vxlan, n2, true, true, true)

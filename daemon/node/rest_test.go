@@ -3,8 +3,11 @@ package node
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
+	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/dataplane"
 	"github.com/tenure-cni/tenure/daemon/lease"
 )
@@ -44,6 +47,54 @@ func TestRestAmongManyPeers(t *testing.T) {
 		t.Errorf("the data plane was told again of %d peers", len(d.Peers))
 	default:
 	}
+}
+
+// A record of vxlan may stay for good in a cluster with host-gw, of a node that is
+// off or of another kind: the overlay stays with it, and costs nothing at rest.
+func TestRestBesideAnOverlay(t *testing.T) {
+	vxlan := amongMany(t, 5000)
+	hostGW := with(vxlan, conf.Backend{Type: conf.BackendHostGW})
+	r := newRig(t, vxlan)
+	clock := now
+	r.cfg.Clock = func() time.Duration { return clock }
+	look := func(what string, v lease.View, overlays int) {
+		t.Helper()
+		r.tenancy.set(v)
+		r.steer()
+		select {
+		case <-r.plane.desired:
+		default:
+		}
+		if len(r.steered.Overlays) != overlays {
+			t.Errorf("%s: overlays %+v", what, r.steered.Overlays)
+		}
+	}
+	look("vxlan", vxlan, 1)
+	look("host-gw here", hostGW, 1)
+	clock += prepareFor
+	look("host-gw here, a little later", hostGW, 1)
+	clock += 10 * lingerFor
+	if look("host-gw here, much later", hostGW, 1); r.poll() != underlayPoll {
+		t.Errorf("it looks again every %s", r.poll())
+	}
+	cost := testing.Benchmark(func(b *testing.B) {
+		for b.Loop() {
+			r.steer()
+		}
+	})
+	if most := int64(64 << 10); cost.AllocedBytesPerOp() > most {
+		t.Errorf("a look at rest takes %d bytes, at most %d would do", cost.AllocedBytesPerOp(), most)
+	}
+
+	s := *hostGW.Snapshot
+	s.Entries = slices.Clone(s.Entries[:2])
+	s.Entries[1] = routed(s.Entries[1])
+	hostGW.Snapshot = &s
+	if look("nobody speaks vxlan", hostGW, 1); r.poll() != prepareFor {
+		t.Errorf("it looks again in %s", r.poll())
+	}
+	clock += lingerFor
+	look("a little later", hostGW, 0)
 }
 
 // What a look at rest may leave out is what follows from nothing new: each thing

@@ -47,8 +47,8 @@ func (n *Node) Status() *api.Status {
 func (n *Node) problems(v lease.View, report dataplane.Report, pods int, stranded []api.Stranded) []api.Problem {
 	var all []api.Problem
 	u, ok := n.cfg.Underlay()
-	if !ok {
-		all = append(all, problem("underlay-missing", api.SeverityError, n.cfg.UnderlayErr().Error(),
+	if err := n.cfg.UnderlayErr(); err != nil {
+		all = append(all, problem("underlay-missing", api.SeverityError, err.Error(),
 			"bring the interface up, or name another with --iface; this is tried again every few seconds"))
 	}
 	if ok {
@@ -295,8 +295,8 @@ func planeProblems(r dataplane.Report, pods int) []api.Problem {
 		case c.What == "parent":
 			all = append(all, problem("underlay-missing", api.SeverityError, c.Text+"; no packet reaches another node",
 				"bring the interface back, or name another with --iface; the overlay is rebuilt by itself"))
-		case c.What == dataplane.ConflictNeighbours:
-			all = append(all, problem("neighbour-limits", api.SeverityWarning, c.Text, dataplane.NeighbourFix(pods)))
+		case c.What == dataplane.ConflictNeighbours, c.What == dataplane.ConflictNeighbours6:
+			all = append(all, problem("neighbour-limits", api.SeverityWarning, c.Text, dataplane.NeighbourFix(c.What == dataplane.ConflictNeighbours6, pods)))
 		case c.What == dataplane.ConflictBridge, c.What == dataplane.ConflictOverlay:
 			severity = api.SeverityError
 			fixes = append(fixes, "ip link del "+c.Device)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -82,6 +83,7 @@ func TestStatusBeforeEtcdAnswers(t *testing.T) {
 	r := newRig(t, lease.View{State: api.StateStarting, Reason: "etcd has not answered yet",
 		Problems: []api.Problem{{Code: "etcd-unreachable", Severity: api.SeverityError, Since: "2026-11-30T00:00:00Z"}}})
 	r.cfg.Underlay = func() (Underlay, bool) { return Underlay{}, false }
+	r.cfg.UnderlayErr = func() error { return errors.New("no underlay address yet") }
 	s := r.Status()
 	if s.Ready || s.State != api.StateStarting || s.Lease != nil || s.Subnet != "" || s.Network != "" || s.PublicIP != "" {
 		t.Errorf("status %+v claims what is not known", s)
@@ -299,8 +301,12 @@ func TestP3(t *testing.T) {
 	if len(s.Problems) != 1 || !s.Ready {
 		t.Fatalf("ready %t, problems %+v", s.Ready, s.Problems)
 	}
-	if p := s.Problems[0]; p.Code != "neighbour-limits" || p.Severity != api.SeverityWarning || !strings.Contains(p.Text, "256") || !strings.HasPrefix(p.Fix, "sysctl -w ") {
+	if p := s.Problems[0]; p.Code != "neighbour-limits" || p.Severity != api.SeverityWarning || !strings.Contains(p.Text, "256") || !strings.HasPrefix(p.Fix, "sysctl -w net.ipv4.") {
 		t.Errorf("problem %+v", p)
+	}
+	r.plane.report.Conflicts[0].What = dataplane.ConflictNeighbours6
+	if p := r.Status().Problems; len(p) != 1 || p[0].Code != "neighbour-limits" || !strings.HasPrefix(p[0].Fix, "sysctl -w net.ipv6.") {
+		t.Errorf("problems of the table of IPv6: %+v", p)
 	}
 }
 

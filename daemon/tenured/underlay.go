@@ -80,12 +80,12 @@ func newUnderlay(cfg conf.Daemon, log *slog.Logger) (*underlay, error) {
 	return &underlay{cfg: cfg, log: log, handle: h, resolve: net.DefaultResolver.LookupNetIP, resolv: resolvConf, network: noNetwork, err: errNotLooked}, nil
 }
 
-// Get is the last one found; false while it has not what the pods need.
+// Get is the last one found; false while it has nothing of what the pods need.
 func (u *underlay) Get() (node.Underlay, bool) {
-	ready := u.Ready(u.network()) == nil
+	n := u.network()
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.found, ready
+	return u.found, u.found.Interface != "" && (n == nil || familiesOf(n).count(u.found) > 0)
 }
 
 // Ready says what is missing for pods of a network; nil where nothing is. While

@@ -8,9 +8,9 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/tenure-cni/tenure/daemon/attach"
+	"github.com/tenure-cni/tenure/daemon/dataplane"
 )
 
 // device is a link as the choice of the underlay sees it.
@@ -120,30 +120,11 @@ func addressOf(a netlink.Addr) (address, bool) {
 	}
 	ip = ip.Unmap()
 	bits, _ := a.Mask.Size()
-	one := address{ip: ip, net: netip.PrefixFrom(ip, bits).Masked(), unfit: unfit(ip, a)}
+	one := address{ip: ip, net: netip.PrefixFrom(ip, bits).Masked(), unfit: dataplane.Unfit(ip, a.Scope, a.Flags)}
 	if far, ok := farEnd(a); ok {
 		one.net = far
 	}
 	return one, true
-}
-
-// unfit says why nobody else shall be told an address: it does not reach beyond
-// the link, it is on its way out, or it is not this machine's for certain yet.
-func unfit(ip netip.Addr, a netlink.Addr) string {
-	flag := func(f int) bool { return a.Flags&f != 0 }
-	switch {
-	case a.Scope != unix.RT_SCOPE_UNIVERSE || ip.IsLinkLocalUnicast() && ip.Is6():
-		return "not of global scope"
-	case flag(unix.IFA_F_DADFAILED):
-		return "another machine's too (duplicate address detection failed)"
-	case flag(unix.IFA_F_TENTATIVE):
-		return "tentative: the kernel has yet to see that no other machine has it"
-	case ip.Is6() && flag(unix.IFA_F_TEMPORARY): // of IPv4 the same bit says secondary
-		return "temporary"
-	case flag(unix.IFA_F_DEPRECATED):
-		return "deprecated"
-	}
-	return ""
 }
 
 // ownName tells the devices of an instance: the bridge and the vxlan devices.

@@ -488,8 +488,12 @@ func TestUnderlayOfIPv6Only(t *testing.T) {
 		t.Error("what is on this machine, and what is not, is mixed up")
 	}
 	u.network = func() *conf.Network { return &conf.Network{EnableIPv4: true, EnableIPv6: true} }
-	if _, ok := u.Get(); ok || u.Err() == nil || !strings.Contains(u.Err().Error(), "interface eth0 has no IPv4 address") {
-		t.Errorf("pods of both families: %t, %v", ok, u.Err())
+	if _, ok := u.Get(); !ok || u.Err() == nil || !strings.Contains(u.Err().Error(), "interface eth0 has no IPv4 address") {
+		t.Errorf("pods of both families, of which IPv6 can go on: %t, %v", ok, u.Err())
+	}
+	u.network = func() *conf.Network { return &conf.Network{EnableIPv4: true} }
+	if _, ok := u.Get(); ok || u.Err() == nil {
+		t.Errorf("pods of IPv4: %t, %v", ok, u.Err())
 	}
 	u.network = onlyIPv6
 	m.down(eth0)                               // its address goes with it
