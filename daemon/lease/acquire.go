@@ -46,7 +46,7 @@ func grant(ctx context.Context, c *clientv3.Client, id clientv3.LeaseID, ttl, ca
 	err = rpctypes.Error(err)
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseExist):
-		return keepAlive(ctx, asking{c}, id, ttl)
+		return keepAlive(ctx, asking{c}, id, patient(CallTimeout(ttl)))
 	case err != nil:
 		return 0, fmt.Errorf("grant a lease of %s: %w", ttl, err)
 	}

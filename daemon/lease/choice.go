@@ -32,6 +32,7 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 			a.ttl, tried = got, true
 		}
 		e.cfg.at("before the acquire")
+		sent := e.cfg.Clock()
 		h, err := e.tryCandidate(ctx, a, n, c)
 		if err == nil && e.late(ctx, h) {
 			return 0
@@ -40,6 +41,7 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 			e.cfg.at("after the acquire")
 			e.log.Info("subnet acquired", "subnet", c.Subnets, "why", c.Why, "lease", leaseHex(h.lease), "epoch", h.Epoch())
 			e.unused = 0
+			e.wrote(sent)
 			return e.take(ctx, h)
 		}
 		if errors.Is(err, errUnpublished) {
@@ -73,7 +75,7 @@ func (e *Engine) want() Want {
 // what became of it, so that answers which are lost leave one lease behind and
 // not one each.
 func (e *Engine) nextLease(ctx context.Context, ttl time.Duration) clientv3.LeaseID {
-	if e.unusedTTL != ttl {
+	if e.unusedTTL != ttl || !e.terms.same(e.unused) {
 		e.dropUnused(ctx)
 	}
 	if e.unused == 0 {

@@ -37,6 +37,7 @@ type verdict struct {
 	holding  Holding       // with the TTL, revision and record just read
 	deadline time.Duration // CLOCK_BOOTTIME; set with proven
 	t0       time.Duration
+	asked    time.Duration // CLOCK_BOOTTIME from before the proof was asked for
 	// answered says that the proof was answered, whatever it said: then entry
 	// is the key, and the rest the store's, all at one revision.
 	answered bool
@@ -55,20 +56,20 @@ func (s step) at(where string) {
 	}
 }
 
-// cycle keeps the lease alive and then proves that the key hangs on it. clock
-// reads CLOCK_BOOTTIME; it is read once, before the first send: whatever
-// happens afterwards, a stopped process included, can only make the deadline
+// cycle keeps the lease alive and then proves that the key hangs on it. The fence is
+// open until the deadline until. clock reads CLOCK_BOOTTIME; the new deadline counts
+// from before the first send: whatever happens afterwards, a stopped process included, can only make the deadline
 // earlier than the lease's true end.
 //
 // "Lease not found" alone concludes nothing, for it may come from a store that
 // was wiped or restored; the proof that follows tells which store it was.
-func cycle(ctx context.Context, c etcd, h Holding, clock func() time.Duration, s step) verdict {
+func cycle(ctx context.Context, c etcd, h Holding, until time.Duration, clock func() time.Duration, s step) verdict {
 	s.at("before t0")
 	t0 := clock()
 	v := verdict{t0: t0, holding: h}
 
 	s.at("before the keep-alive")
-	ttl, err := keepAlive(ctx, c, h.lease, h.ttl)
+	ttl, err := keepAlive(ctx, c, h.lease, patientFor(h.ttl, until-t0))
 	s.at("after the keep-alive")
 	unknown := errors.Is(err, rpctypes.ErrLeaseNotFound)
 	if err != nil && !unknown {
@@ -80,9 +81,10 @@ func cycle(ctx context.Context, c etcd, h Holding, clock func() time.Duration, s
 	}
 
 	s.at("before the proof")
-	call := CallTimeout(v.holding.ttl)
-	resp, err := hedged(ctx, call, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return commit(ctx, c, h.proof(), call)
+	v.asked = clock()
+	p := patientFor(v.holding.ttl, until-v.asked)
+	resp, err := hedged(ctx, p, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return commit(ctx, c, h.proof(), p.timeout)
 	})
 	s.at("after the proof")
 	if err != nil {
@@ -115,9 +117,9 @@ func (v *verdict) read(resp *clientv3.TxnResponse) {
 	v.life, v.settle, v.term = s.life(), s.Settle.ModRevision, resp.Header.RaftTerm
 }
 
-// keepAlive renews a lease of about ttl and returns its length as granted.
-func keepAlive(ctx context.Context, c etcd, id clientv3.LeaseID, ttl time.Duration) (time.Duration, error) {
-	return hedged(ctx, CallTimeout(ttl), func(ctx context.Context) (time.Duration, error) {
+// keepAlive renews a lease and returns its length as granted.
+func keepAlive(ctx context.Context, c etcd, id clientv3.LeaseID, p patience) (time.Duration, error) {
+	return hedged(ctx, p, func(ctx context.Context) (time.Duration, error) {
 		for pause := newPause(); ; {
 			resp, err := c.KeepAliveOnce(ctx, id)
 			switch {

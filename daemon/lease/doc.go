@@ -44,10 +44,13 @@
 // line between computing F and writing it can only write something that has
 // passed. Without the proof, a lease that outlived its key would count; with a
 // deadline from the receipt of the answer, every slow answer would lengthen it.
+// All this is true of one leader of etcd. One of before, which was stopped and goes
+// on, renews and ends leases by its own clock; so a lease counts only under the
+// leader that granted it, and the key moves with each (term.go).
 //
 // Three: only a proof moves F on, and only an answer ends a tenancy. An error,
 // a timeout, silence leave F as it stands: the node is unproven and everything
-// goes on until F. "Lease not found", a key that is gone or somebody else's, or
+// goes on until F. "Lease not found", said again and again where the key still hangs on it, a key that is gone or somebody else's, or
 // a proof answered with "false" mean that the subnet is lost: the fence is
 // closed first, then one try is made for the same subnet, then the order of
 // choice ([Candidates]) is followed. What was in flight when a fence was closed

@@ -131,10 +131,11 @@ type Engine struct {
 	terms      terms                     // of the leaders that granted this node's leases
 	moveAt     time.Duration             // CLOCK_BOOTTIME; see toMove; 0 = not set for the lease held
 	denials    int                       // in a row; see believe
-	full       bool                      // etcd refused the last lease or write for want of space
-	saved      time.Time                 // when node.json was written last
-	looked     time.Time                 // when this loop listed last
-	counted    nextEnd                   // which lease ends next, when nothing is free
+	begun      bool                      // a move, in this step
+	full       fullness
+	saved      time.Time // when node.json was written last
+	looked     time.Time // when this loop listed last
+	counted    nextEnd   // which lease ends next, when nothing is free
 	starved    *backoff.ExponentialBackOff
 
 	mu       sync.Mutex
@@ -188,7 +189,7 @@ func (t *tenancy) failing() bool {
 // NewEngine returns an engine that has done nothing yet.
 func NewEngine(cfg Config) *Engine {
 	return &Engine{cfg: cfg, keys: NewKeys(cfg.Prefix), log: cfg.Log, starved: newStarved(time.Second),
-		wake: make(chan struct{}, 1), lacking: make(chan struct{}, 1), asks: make(chan ask), dead: map[clientv3.LeaseID]bool{}, terms: terms{read: map[clientv3.LeaseID]reading{}}, changed: make(chan struct{}), problems: problems{}}
+		wake: make(chan struct{}, 1), lacking: make(chan struct{}, 1), asks: make(chan ask), dead: map[clientv3.LeaseID]bool{}, terms: terms{read: map[clientv3.LeaseID]uint64{}}, changed: make(chan struct{}), problems: problems{}}
 }
 
 // Run holds the node's subnet until ctx ends, with the kernel's half in f. It
@@ -327,6 +328,7 @@ func (e *Engine) spread() time.Duration {
 // step is one cycle of what is held, or one attempt to hold something. It
 // returns the time until the next.
 func (e *Engine) step(ctx context.Context) time.Duration {
+	e.begun = false
 	if h := e.tenancy(); h != nil && h.lastProof != 0 && !e.unsettled() {
 		return e.untilTold(e.renew(ctx, *h))
 	}
@@ -353,7 +355,7 @@ func (e *Engine) look(ctx context.Context) time.Duration {
 	e.starved.Reset()
 	e.reachable()
 	e.adopt(s)
-	e.terms.see(reading{s.Term, at}, s.Settle.ModRevision)
+	e.heard(s.Term, at, s.Settle.ModRevision)
 	if e.cfg.Birth != nil && s.Store.ModRevision == 0 && !e.unsettled() {
 		return e.birth(ctx, s)
 	}

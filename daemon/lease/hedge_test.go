@@ -35,7 +35,7 @@ func TestHedged(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
 				var calls atomic.Int64
-				_, err := hedged(t.Context(), 10*time.Second, func(ctx context.Context) (int, error) {
+				_, err := hedged(t.Context(), patient(10*time.Second), func(ctx context.Context) (int, error) {
 					r := c.replies[calls.Add(1)-1]
 					select {
 					case <-time.After(r.after):
@@ -49,5 +49,20 @@ func TestHedged(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestPatience: a second answer is asked for at once where the fence closes soon.
+func TestPatience(t *testing.T) {
+	for _, c := range []struct{ ttl, remaining, again time.Duration }{
+		{24 * time.Hour, 23 * time.Hour, maxCall / 2},
+		{24 * time.Hour, 11 * time.Hour, hurry},
+		{6 * time.Second, 3 * time.Second, time.Second},
+		{6 * time.Second, 3*time.Second - 1, hurry},
+		{6 * time.Second, 0, time.Second}, // closed: a storm of newcomers asks no more than it must
+	} {
+		if p := patientFor(c.ttl, c.remaining); p.again != c.again || p.timeout != CallTimeout(c.ttl) {
+			t.Errorf("lease %s, %s left: %+v, want a second call after %s", c.ttl, c.remaining, p, c.again)
+		}
 	}
 }

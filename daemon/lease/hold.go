@@ -75,6 +75,7 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 		}
 		delete(e.problems, noFreeSubnet)
 		delete(e.problems, etcdRefuses)
+		delete(e.problems, leaseStays)
 	})
 	select {
 	case <-e.wake: // whatever it was about, the cycle that follows answers it
@@ -95,13 +96,13 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 		return e.unanswered(ctx, t, err)
 	}
 	e.recall()
-	v := cycle(ctx, asking{e.client}, t.Holding, e.cfg.Clock, e.cfg.Step)
+	v := cycle(ctx, asking{e.client}, t.Holding, t.deadline, e.cfg.Clock, e.cfg.Step)
 	e.counts.cycle(v)
 	if v = e.believe(v); v.answered && e.meet(v.life) {
 		return jitter(firstRetry) // a list shows what to make of it
 	}
 	if v.answered {
-		e.terms.see(reading{v.term, v.t0}, v.settle)
+		e.heard(v.term, v.asked, v.settle)
 	}
 	if v.answered && v.settle != 0 {
 		e.overlooked()
@@ -319,9 +320,9 @@ func (e *Engine) publish(ctx context.Context) {
 func (e *Engine) remember(h Holding) {
 	e.mu.Lock()
 	m := e.memoryLocked(e.cfg.Memory.Get().remember(h, e.cfg.Boot))
-	m.Held.Past, m.Held.Term, m.Moving = e.past, e.terms.read[h.lease].term, nil
+	m.Held.Past, m.Held.Term, m.Moving = e.past, e.terms.read[h.lease], nil
 	if e.moving != nil {
-		m.Moving = &MemoryOfMove{e.moving.lease, int64(e.moving.ttl / time.Second), e.terms.read[e.moving.lease].term}
+		m.Moving = &MemoryOfMove{e.moving.lease, int64(e.moving.ttl / time.Second), e.terms.read[e.moving.lease]}
 	}
 	e.mu.Unlock()
 	e.saved = time.Now()
@@ -359,7 +360,7 @@ func (e *Engine) keepMemory(h Holding) {
 	old := e.cfg.Memory.Get()
 	e.mu.Lock()
 	changed := e.known != Life{old.Store, old.ClusterID, old.Revision} || !bytes.Equal(e.config, old.Config) ||
-		old.Held == nil || old.Held.Lease != h.lease || old.Held.ModRevision != h.mod || len(old.Held.Past) != len(e.past)
+		old.Held == nil || old.Held.Lease != h.lease || old.Held.Term != e.terms.read[h.lease] || old.Held.ModRevision != h.mod || len(old.Held.Past) != len(e.past)
 	e.mu.Unlock()
 	if changed {
 		e.remember(h)

@@ -265,7 +265,7 @@ func (l *login) authenticate(ctx context.Context, password string) (string, erro
 	if until, ok := ctx.Deadline(); ok {
 		call = min(call, time.Until(until))
 	}
-	return hedged(ctx, call, func(ctx context.Context) (string, error) {
+	return hedged(ctx, patient(call), func(ctx context.Context) (string, error) {
 		resp, err := pb.NewAuthClient(l.conn).Authenticate(ctx, &pb.AuthenticateRequest{Name: l.etcd.Username, Password: password}, grpc.WaitForReady(true))
 		switch err = rpctypes.Error(err); {
 		case errors.Is(err, rpctypes.ErrAuthNotEnabled):

@@ -90,7 +90,7 @@ func TestOneTokenForManyCalls(t *testing.T) {
 	renew := func(n int) {
 		t.Helper()
 		for range n {
-			if _, err := keepAlive(ctx, asking{c}, granted.ID, time.Minute); err != nil {
+			if _, err := keepAlive(ctx, asking{c}, granted.ID, patient(maxCall)); err != nil {
 				t.Fatalf("renew: %v", err)
 			}
 		}

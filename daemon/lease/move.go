@@ -45,35 +45,48 @@ func (e *Engine) rebind(ctx context.Context, pause time.Duration) time.Duration 
 		return min(pause, in)
 	}
 	e.granted() // there is nothing left that etcd could refuse
-	e.full = false
+	e.full = fullness{}
 	return pause
 }
 
-// beginMove asks for the other lease and sends the move.
+// beginMove asks for the other lease and sends the move, once in a step: where the
+// answers are too slow to count, the loop must come round all the same.
 func (e *Engine) beginMove(ctx context.Context, t tenancy, n conf.Network, pause time.Duration) time.Duration {
+	again := min(pause, jitter(retryUnproven(t.ttl)))
+	if e.begun {
+		return again
+	}
+	e.begun = true
+	if e.spare != 0 && !e.terms.same(e.spare) {
+		e.dropLease(ctx, e.spare)
+		e.spare = 0
+	}
 	if e.spare == 0 {
 		e.spare = e.terms.newLease()
 	}
 	m := &move{lease: e.spare}
-	t0 := e.cfg.Clock()
-	got, err := grant(ctx, e.client, m.lease, n.LeaseTTL, CallTimeout(t.ttl))
-	e.refuses(err)
+	t0, p := e.cfg.Clock(), patientFor(t.ttl, e.remaining())
+	got, err := hedged(ctx, p, func(ctx context.Context) (time.Duration, error) {
+		return grant(ctx, e.client, m.lease, n.LeaseTTL, p.timeout)
+	})
+	e.noteSpace(err)
 	switch {
-	case e.full && t.ttl == n.LeaseTTL:
+	case err != nil && e.full.at != 0 && !e.outdated(t, n):
 		return pause // it does without: see mayMoveOn
 	case err != nil:
 		e.denied(err)
-		return min(pause, retryWaiting)
+		e.stays(t, err)
+		return again
 	}
 	e.asked, m.ttl = grantedTTL{n.LeaseTTL, got}, got
-	if got == t.ttl && e.sameLeader(t.lease, t.ttl) {
+	if got == t.ttl && e.terms.same(t.lease) {
 		e.spare = 0
 		e.dropLease(ctx, m.lease)
 		return pause
 	}
 	if err := e.cut(Deadline(t0, got)); err != nil {
 		e.log.Error("the key stays on its lease", "error", err)
-		return min(pause, retryWaiting)
+		return again
 	}
 	e.update(func() { e.moving, e.spare = m, 0 })
 	// Whoever goes on after this process must know where the key may be.
@@ -102,18 +115,26 @@ func (e *Engine) tryMove(ctx context.Context, t tenancy) time.Duration {
 	again := jitter(retryUnproven(min(t.ttl, e.moving.ttl)))
 	f, err := t.rebind(e.moving.lease, e.open())
 	if err != nil {
-		e.log.Error("the lease keeps its length", "error", err)
+		e.log.Error("the key stays on its lease", "error", err)
 		return again
 	}
+	sent, p := e.cfg.Clock(), patientFor(t.ttl, e.remaining())
 	e.cfg.at("before the key moves")
-	resp, err := commit(ctx, e.client, f, CallTimeout(t.ttl))
+	resp, err := hedged(ctx, p, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return commit(ctx, e.client, f, p.timeout)
+	})
 	e.cfg.at("after the key moved")
-	e.refuses(err)
+	e.noteSpace(err)
 	if err != nil {
+		if !unknown(err) {
+			e.denied(err)
+		}
+		e.stays(t, err)
 		e.log.Warn("whether the key has moved to its new lease is not known yet", "subnet", t.subnets, "lease", leaseHex(e.moving.lease), "error", err)
 		return again
 	}
 	if resp.Succeeded {
+		e.wrote(sent)
 		now := Entry{Subnets: t.subnets, Record: t.record, Lease: e.moving.lease, CreateRevision: t.create, ModRevision: resp.Header.Revision}
 		return e.moved(ctx, t, now)
 	}
@@ -143,7 +164,7 @@ func (e *Engine) keepMoving(ctx context.Context, t tenancy) (time.Duration, erro
 		return math.MaxInt64, nil
 	}
 	t0 := e.cfg.Clock()
-	ttl, err := keepAlive(ctx, asking{e.client}, e.moving.lease, e.moving.ttl)
+	ttl, err := keepAlive(ctx, asking{e.client}, e.moving.lease, patientFor(e.moving.ttl, e.remaining()))
 	if e.moving.gone(err) {
 		// No write can commit with it any more, and none has that a proof of
 		// the old one does not contradict.
@@ -158,13 +179,17 @@ func (e *Engine) keepMoving(ctx context.Context, t tenancy) (time.Duration, erro
 }
 
 // moveFirst goes on with a key that is proven under another leader than the one
-// that granted its lease, and whose fence is closed: it opens under a new lease.
+// that granted its lease, and whose fence is closed: it opens under a new lease,
+// and that is for after settle.
 func (e *Engine) moveFirst(ctx context.Context, t tenancy, v verdict) time.Duration {
 	e.update(func() {
 		if e.held != nil && e.held.lease == t.lease {
 			next := *e.held
 			next.Holding = v.holding
 			e.held = &next
+		}
+		if e.forgot != nil || e.settling {
+			e.unprovenLocked(t, errSettling)
 		}
 	})
 	return e.rebind(ctx, jitter(retryUnproven(v.holding.ttl)))

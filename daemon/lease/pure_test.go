@@ -166,7 +166,7 @@ func TestCycleCountsFromBeforeTheSend(t *testing.T) {
 		if rapid.Bool().Draw(t, "timeout") {
 			s.err = context.DeadlineExceeded
 		}
-		v := cycle(t.Context(), s, h, s.clock, nil)
+		v := cycle(t.Context(), s, h, 0, s.clock, nil)
 		switch {
 		case s.err != nil:
 			if v.err == nil || v.proven || v.lost != "" {

@@ -175,7 +175,11 @@ func (e *Engine) putSettle(ctx context.Context, s *Snapshot, ttl time.Duration, 
 		return false, err
 	}
 	resp, err := commit(ctx, e.client, f, e.callTimeout())
-	return err == nil && resp.Succeeded, err
+	if err != nil || !resp.Succeeded {
+		return false, err
+	}
+	e.terms.settle = resp.Header.Revision // no news: what follows is asked for since
+	return true, nil
 }
 
 // settleFor is how long everybody must wait: as long as any fence may be open
@@ -360,7 +364,7 @@ func (e *Engine) grantUnder(ctx context.Context, id clientv3.LeaseID, ttl time.D
 // fence to what it allows.
 func (e *Engine) keepUnder(ctx context.Context, id clientv3.LeaseID, ttl time.Duration) error {
 	t0 := e.cfg.Clock()
-	got, err := keepAlive(ctx, asking{e.client}, id, ttl)
+	got, err := keepAlive(ctx, asking{e.client}, id, patientFor(ttl, e.remaining()))
 	if err != nil {
 		return fmt.Errorf("keep lease %x alive: %w", int64(id), err)
 	}

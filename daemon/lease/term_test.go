@@ -1,11 +1,17 @@
 package lease
 
 import (
+	"context"
+	"net"
+	"strings"
 	"testing"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/proxy/grpcproxy"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/tenure-cni/tenure/conf"
 	"github.com/tenure-cni/tenure/daemon/api"
@@ -228,7 +234,7 @@ func TestMoveWhileSettling(t *testing.T) {
 		}
 		n := network(t, tenSeconds)
 		e.network, e.moveAt = &n, 1
-		e.terms.now = reading{etcdtest.Get(t, c, "/").Header.RaftTerm, bootClock()}
+		e.terms.now = etcdtest.Get(t, c, "/").Header.RaftTerm
 		put(t, c, e.keys.Settle(), "x")
 		e.rebind(t.Context(), time.Minute)
 		kvs := etcdtest.Get(t, c, e.keys.Subnet(h2.subnets)).Kvs
@@ -268,7 +274,7 @@ func TestLaterMoves(t *testing.T) {
 	}
 	_, e, held := holder(t)
 	held.ttl, held.deadline = day, bootClock()+day
-	e.terms.now = reading{term: 3}
+	e.terms.now = 3
 	if in, other := e.toMove(held); !other || in > 4*time.Hour {
 		t.Errorf("moves in %s, %t", in, other)
 	}
@@ -287,66 +293,261 @@ func TestTermsAreOfOneStore(t *testing.T) {
 	t.Parallel()
 	_, e, held := holder(t)
 	e.terms.remember(held.lease, 3)
-	e.terms.see(reading{term: 3}, 0)
+	e.heard(3, bootClock(), 0)
 	e.meet(Life{Store: "s", Cluster: 7, Revision: 11})
 	if !e.underItsLeader(held.Holding) {
 		t.Error("forgotten in the same store")
 	}
 	e.meet(Life{Store: "s", Cluster: 8, Revision: 11})
+	e.heard(3, bootClock(), 0)
 	if e.underItsLeader(held.Holding) {
 		t.Error("a restored store has the leader of the one before")
 	}
 	// To whom it does not look like another store, settle tells.
 	e.terms.remember(held.lease, 3)
-	e.terms.see(reading{term: 3}, 20)
+	e.heard(3, bootClock(), 20)
 	if e.underItsLeader(held.Holding) {
 		t.Error("a store that settles has the leader of the one before")
 	}
 	e.terms.remember(held.lease, 3)
-	e.terms.see(reading{term: 3}, 20)
+	e.heard(3, bootClock(), 20)
 	if !e.underItsLeader(held.Holding) {
 		t.Error("what was read since it settles is forgotten")
 	}
 }
 
-// TestClosedFenceKnowsNoOldTerm: while it was closed the store may have been
-// restored, and settled.
+// TestClosedFenceKnowsNoOldTerm: while it was closed, and etcd was not asked, the
+// store may have been restored, and settled.
 func TestClosedFenceKnowsNoOldTerm(t *testing.T) {
 	t.Parallel()
 	h, e, held := holder(t)
 	now := bootClock()
-	e.terms.see(reading{3, now}, 0)
 	for _, c := range []struct {
 		open   bool
-		ago    time.Duration
+		at     time.Duration
 		counts bool
 	}{
-		{true, 2 * held.ttl, true},
-		{false, 0, true},
-		{false, held.ttl - Margin(held.ttl) - time.Second, true},
-		{false, held.ttl - Margin(held.ttl), false},
+		{true, now - 2*held.ttl, true},
+		{false, now, true},
+		{false, now - held.ttl + Margin(held.ttl) + 5*time.Second, true},
+		{false, now - held.ttl + Margin(held.ttl), false},
+		{false, 0, false}, // of another process, of another boot perhaps
+		{true, 0, true},
 	} {
 		h.fence.Do(func(f *kept) {
 			if f.Deadline = 0; c.open {
 				f.Deadline = now + time.Minute
 			}
 		})
-		e.terms.read[held.lease] = reading{3, now - c.ago}
+		e.terms.at = c.at
+		e.terms.remember(held.lease, 3)
+		e.heard(3, now, 0)
 		if got := e.underItsLeader(held.Holding); got != c.counts {
-			t.Errorf("open %t, read %s ago: counts %t", c.open, c.ago, got)
+			t.Errorf("open %t, asked last at %s, now %s: counts %t", c.open, c.at, now, got)
 		}
 	}
 }
 
-// TestTermIsReadBeforeTheLeaseIsAskedFor: one that is asked for again, since the
-// answer was lost, may be of the leader before.
+// TestTermIsReadBeforeTheLeaseIsAskedFor: one that was asked for under the leader
+// of before is given back, and another one asked for.
 func TestTermIsReadBeforeTheLeaseIsAskedFor(t *testing.T) {
 	t.Parallel()
+	_, c := cluster(t, fourSubnets)
 	_, e, _ := holder(t)
-	e.terms.now = reading{term: 3}
+	e.client, e.terms.now = c, 3
 	id := e.nextLease(t.Context(), time.Minute)
-	e.terms.now = reading{term: 4}
-	if again := e.nextLease(t.Context(), time.Minute); again != id || e.sameLeader(id, time.Minute) {
-		t.Errorf("lease %s, before %s, is taken for one of the present leader", leaseHex(again), leaseHex(id))
+	if again := e.nextLease(t.Context(), time.Minute); again != id {
+		t.Errorf("lease %s, then %s, under one leader", leaseHex(id), leaseHex(again))
 	}
+	if _, err := grant(t.Context(), c, id, time.Minute, maxCall); err != nil {
+		t.Fatal(err)
+	}
+	e.terms.now = 4
+	if again := e.nextLease(t.Context(), time.Minute); again == id || !e.terms.same(again) {
+		t.Errorf("lease %s is taken for one of the present leader", leaseHex(again))
+	}
+	if resp, err := c.TimeToLive(t.Context(), id); err != nil || resp.TTL > 0 {
+		t.Errorf("the lease of before has %d s left, %v", resp.TTL, err)
+	}
+}
+
+// TestMemberThatHasFallenBehind: an answer of a lower term counts for nothing, and
+// is no news of another leader.
+func TestMemberThatHasFallenBehind(t *testing.T) {
+	t.Parallel()
+	_, e, held := holder(t)
+	e.heard(4, bootClock(), 0)
+	e.terms.remember(held.lease, 4)
+	if !e.mayMoveOn(held.Holding) {
+		t.Error("the leader of the lease does not count")
+	}
+	e.heard(3, bootClock(), 0)
+	if e.mayMoveOn(held.Holding) {
+		t.Error("the proof of a member that has fallen behind counts")
+	}
+	if _, other := e.toMove(held); other || e.moveAt != 0 {
+		t.Error("the key moves back to the leader of before")
+	}
+	id := e.terms.newLease()
+	if e.heard(4, bootClock(), 0); !e.terms.same(id) || !e.mayMoveOn(held.Holding) {
+		t.Error("what was known is forgotten")
+	}
+}
+
+// TestSlowMoves: where etcd takes a second for each answer a node gets its subnet,
+// keeps it, and moves no more than it must, with the shortest lease too.
+func TestSlowMoves(t *testing.T) {
+	t.Parallel()
+	s, _ := cluster(t, fourSubnets)
+	p := etcdproxy.Start(t, s.Endpoint)
+	p.Delay(etcdproxy.Always, func(method string, _ any) bool {
+		return strings.HasPrefix(method, "/etcdserverpb.KV/") || strings.HasPrefix(method, "/etcdserverpb.Lease/")
+	}, etcdproxy.Request, time.Second)
+	h := newHost(t, "n1", p.URL()).several()
+	d := h.start()
+	v := d.waitHeld()
+	proofs := d.Counts().Proofs
+	w := d.wait("two more proofs", func(View) bool { return d.Counts().Proofs > proofs+1 })
+	if !sameTenancy(v, w) || v.Holding.LeaseID() != w.Holding.LeaseID() || h.log.lines("own key moved") > 1 {
+		t.Errorf("lease %x after %x, moved %d times", w.Holding.LeaseID(), v.Holding.LeaseID(), h.log.lines("own key moved"))
+	}
+}
+
+// TestOneMoveInAStep: where every answer comes too late to count, the loop comes
+// round all the same.
+func TestOneMoveInAStep(t *testing.T) {
+	t.Parallel()
+	_, c := cluster(t, fourSubnets)
+	_, e, held := holder(t)
+	n := network(t, fourSubnets)
+	e.client, e.network, e.begun = c, &n, true
+	if pause := e.beginMove(t.Context(), held, n, time.Minute); pause <= 0 || e.moving != nil || e.spare != 0 {
+		t.Errorf("a second move after %s", pause)
+	}
+}
+
+// TestKeyThatCannotMove: status says so before the overlay closes, and no more
+// once it has moved.
+func TestKeyThatCannotMove(t *testing.T) {
+	t.Parallel()
+	s, _ := cluster(t, tenSeconds)
+	p := etcdproxy.Start(t, s.Endpoint)
+	h := newHost(t, "n1", p.URL()).several()
+	d := h.start()
+	before := d.waitHeld()
+	late := p.DropReply(etcdproxy.Always, etcdproxy.PutsBelow(NewKeys(prefix).subnets()), etcdproxy.Fail)
+	grantsToo := p.DropReply(etcdproxy.Always, grants(), etcdproxy.Fail)
+	s.Stop()
+	s.Restart(t)
+	d.wait("the problem", func(v View) bool { return hasProblem(v, leaseStays) && bootClock() < v.Deadline })
+	late.Remove()
+	grantsToo.Remove()
+	after := d.wait("moved", func(v View) bool {
+		return v.State == api.StateHeld && v.Holding.LeaseID() != before.Holding.LeaseID() && !hasProblem(v, leaseStays)
+	})
+	if !sameTenancy(before, after) {
+		t.Error("the tenancy did not outlive the move")
+	}
+}
+
+// TestSpaceIsAskedForAnew: that it lacked counts for the leader who said so, and
+// for two intervals.
+func TestSpaceIsAskedForAnew(t *testing.T) {
+	t.Parallel()
+	_, e, held := holder(t)
+	e.heard(3, bootClock(), 0)
+	for name, c := range map[string]struct {
+		full fullness
+		want bool
+	}{
+		"just now":       {fullness{3, bootClock()}, true},
+		"another leader": {fullness{2, bootClock()}, false},
+		"long ago":       {fullness{3, bootClock() - 2*Interval(held.ttl)}, false},
+		"never":          {fullness{}, false},
+	} {
+		if e.full = c.full; e.mayMoveOn(held.Holding) != c.want {
+			t.Errorf("%s: %t", name, !c.want)
+		}
+	}
+}
+
+// TestRestartWhileSettling says what it waits for, behind a closed fence.
+func TestRestartWhileSettling(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, tenSeconds)
+	h := newHost(t, "n1", s.Endpoint).several()
+	d := h.start()
+	d.waitHeld()
+	d.stop()
+	put(t, c, NewKeys(prefix).Settle(), `{"Node":"x"}`)
+	h.fence.Do(func(f *kept) { f.Deadline = bootClock() - time.Second })
+	d = h.start()
+	d.wait("what it waits for", func(v View) bool {
+		return v.State == api.StateFenced && strings.Contains(v.Reason, errSettling.Error())
+	})
+	if _, err := c.Delete(t.Context(), NewKeys(prefix).Settle()); err != nil {
+		t.Fatal(err)
+	}
+	d.waitHeld()
+}
+
+// TestOwnSettleIsNoNews: who has put it himself knows the store that settles.
+func TestOwnSettleIsNoNews(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, tenSeconds)
+	h := newHost(t, "n1", s.Endpoint).several()
+	d := h.start()
+	v := d.waitHeld()
+	stop := h.openAllAlong()
+	if _, err := c.Delete(t.Context(), "/", clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	w := d.wait("put back", func(w View) bool { return w.Held && w.Holding.create > v.Holding.create && w.LastProof > v.LastProof })
+	proofs := d.Counts().Proofs
+	d.wait("two more proofs", func(View) bool { return d.Counts().Proofs > proofs+1 })
+	stop()
+	if n := writes(t, c, w); n != 1 {
+		t.Errorf("the key was written %d times, want once", n)
+	}
+}
+
+// TestGRPCProxy: etcd's own proxy says that it is the only member, of however many.
+func TestGRPCProxy(t *testing.T) {
+	t.Parallel()
+	s, c := cluster(t, tenSeconds)
+	h := newHost(t, "n1", "http://"+grpcProxy(t, c))
+	d := h.start()
+	before := d.waitHeld()
+	if list, err := d.Client().MemberList(t.Context()); err != nil || len(list.Members) != 1 {
+		t.Fatalf("members behind the proxy: %v, %v", list, err)
+	}
+	s.Stop()
+	s.Restart(t)
+	after := d.wait("another lease", func(v View) bool { return v.State == api.StateHeld && v.Holding.LeaseID() != before.Holding.LeaseID() })
+	if !sameTenancy(before, after) {
+		t.Error("the tenancy did not outlive the move")
+	}
+}
+
+// grpcProxy is etcd's grpc-proxy before a client's etcd, with its own defaults.
+func grpcProxy(t *testing.T, c *clientv3.Client) (addr string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	srv, log := grpc.NewServer(), zap.NewNop()
+	kv, _ := grpcproxy.NewKvProxy(c)
+	watch, _ := grpcproxy.NewWatchProxy(ctx, log, c)
+	members, _ := grpcproxy.NewClusterProxy(log, c, "127.0.0.1:23790", "")
+	leases, _ := grpcproxy.NewLeaseProxy(ctx, c)
+	pb.RegisterKVServer(srv, kv)
+	pb.RegisterWatchServer(srv, watch)
+	pb.RegisterClusterServer(srv, members)
+	pb.RegisterLeaseServer(srv, leases)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = srv.Serve(ln) }()
+	t.Cleanup(func() { cancel(); srv.Stop(); <-done })
+	return ln.Addr().String()
 }

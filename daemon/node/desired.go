@@ -244,8 +244,8 @@ func peers(v lease.View, u Underlay) []peer {
 	}
 	var all []peer
 	for _, e := range v.Snapshot.Entries {
-		if v.Held && e.Subnets == v.Holding.Subnets() && e.Lease == v.Holding.LeaseID() {
-			continue
+		if v.Held && e.Subnets == v.Holding.Subnets() && (e.Lease == v.Holding.LeaseID() || e.Tenant() == v.Holding.Record().Tenant()) {
+			continue // also where it has moved to another lease, and the answer is on its way
 		}
 		p := peer{entry: e}
 		for _, f := range familiesOf(v.Network) {
