@@ -28,10 +28,10 @@ const (
 	// leases that it takes for ended.
 	instant, retryTime = 50 * time.Millisecond, 3 * time.Second
 	// revokeTime is how long etcd waits for what it has proposed and nobody has
-	// confirmed, and then some. Of the leases that it takes for ended it revokes 16
+	// confirmed. Of the leases that it takes for ended it revokes 16
 	// at a time: an old leader's first 16 are lost with its term, and after this time
 	// it proposes all others to the new one, which does as it is told.
-	revokeTime = 7*time.Second + 2*time.Second
+	revokeTime = 7 * time.Second
 	// filling is more than those 16.
 	filling = 40
 )
@@ -43,12 +43,12 @@ const (
 // a moment later than its processors, that it does so every time. Right is: nobody
 // loses a subnet or a packet, and no deadline lies behind what the leader grants.
 func TestB7HungLeader(t *testing.T) {
-	ctx := cluster.Context(t, 2*time.Minute)
+	ctx := cluster.Context(t, 3*time.Minute)
 	c := cluster.BornOn(ctx, t, 3, cluster.ShortLease, "n1", "n2")
 	cluster.Start(ctx, t, c.Nodes...)
 	cluster.WaitPeers(ctx, t, c.Nodes...)
 	ring := cluster.NewRing(ctx, t, c.Nodes...)
-	old, others := leaderOf(ctx, t, c)
+	_, others := leaderOf(ctx, t, c)
 	store := c.StoreOn(t, others...)
 	w := judged(ctx, t, c, store)
 	held := func() error {
@@ -58,9 +58,27 @@ func TestB7HungLeader(t *testing.T) {
 		}
 		return errors.Join(errs...)
 	}
+	rounds := 1
+	for !harmed(ctx, t, c, held) {
+		if rounds++; rounds > 3 {
+			t.Fatal("the old leader has done no harm, and this shows nothing")
+		}
+	}
+	t.Logf("it took %d rounds", rounds)
+	ring.Same(ctx, t)
+	ring.Whole(ctx, t)
+	keptKeys(ctx, t, store)
+	w.end(ctx, t)
+}
 
-	// They end before those of the nodes, which all have been renewed less than
-	// 2 s ago or will last for more than 3 s.
+// harmed lets the leader hang and go on, while held stays true. It says whether the
+// leader has then ended a lease that was renewed at the next one.
+func harmed(ctx context.Context, t *testing.T, c *cluster.Cluster, held func() error) bool {
+	t.Helper()
+	old, others := leaderOf(ctx, t, c)
+	store := c.StoreOn(t, others...)
+	// Those that nobody renews end first: all others have been renewed less than
+	// 2 s ago, or will last for more than 3 s.
 	bait := keptAlive(ctx, t, store)
 	grantMany(ctx, t, store, filling, 2)
 	heal := cluster.CutPeers(ctx, t, old)
@@ -77,20 +95,28 @@ func TestB7HungLeader(t *testing.T) {
 	goOn()
 	cluster.Stays(ctx, t, oldLeader, "all hold while two believe that they lead", held)
 	heal()
-	cluster.Stays(ctx, t, revokeTime, "all hold once the old leader follows", held)
-	ring.Same(ctx, t)
-	ring.Whole(ctx, t)
-	keptKeys(ctx, t, store)
-	w.end(ctx, t)
-	if left, err := store.TimeToLive(ctx, bait); err != nil || left.TTL > 0 {
-		t.Errorf("a lease that counts under any leader was not ended: the old one has done no harm, and this shows nothing: %v", err)
-	}
+	ended, since := false, time.Now()
+	cluster.Eventually(ctx, t, 3*revokeTime, "the old leader has had its time", func() error {
+		if err := held(); err != nil {
+			t.Fatalf("once the old leader follows: %v", err)
+		}
+		if left, err := store.TimeToLive(ctx, bait); err == nil && left.TTL <= 0 {
+			ended = true
+		}
+		if !ended && time.Since(since) < 2*revokeTime {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	cluster.Stays(ctx, t, time.Second, "all hold", held) // it ends them all in one go
+	return ended
 }
 
 // TestB7HungLeaderAnswers is the same with a leader that is stopped for less than the
 // lease lasts, and more than a third of it: when it goes on it answers keep-alives, of which the next leader never
 // hears, so the lease ends there as if it had not been renewed. Here no keep-alive
-// reaches anybody else, and then nothing reaches anybody at all. Right is: no deadline
+// reaches anybody else, nobody grants another lease, and then nothing reaches anybody
+// at all. Right is: no deadline
 // lies behind what the leader grants, and nobody's fence is open behind the end of
 // its key.
 func TestB7HungLeaderAnswers(t *testing.T) {
@@ -114,6 +140,7 @@ func TestB7HungLeaderAnswers(t *testing.T) {
 	refused := map[*lab.Etcd]*etcdproxy.Rule{}
 	for m, p := range proxies {
 		refused[m] = p.CommitLate(etcdproxy.Always, etcdproxy.Method(pb.Lease_LeaseKeepAlive_FullMethodName), etcdproxy.Fail)
+		p.CommitLate(etcdproxy.Always, etcdproxy.Method(pb.Lease_LeaseGrant_FullMethodName), etcdproxy.Fail)
 	}
 	known, err := store.Grant(ctx, 60)
 	if err != nil {

@@ -2,6 +2,7 @@ package field
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -183,4 +184,43 @@ func TestB7Slow(t *testing.T) {
 	if now := cluster.Status(ctx, t, n).Lease; now.ID != before.Lease.ID {
 		t.Errorf("it holds the subnet under %+v, it was under %+v", now, before.Lease)
 	}
+}
+
+// TestB7LeaderWhileSettling is of the same reports, at the worst time: settle
+// stands for several leases, the store has another leader again and again, and
+// daemons are restarted between such a change and the next renewal. Right is: no
+// subnet is lost, no packet, and no key is deleted.
+func TestB7LeaderWhileSettling(t *testing.T) {
+	t.Parallel() // mostly waits
+	ctx := cluster.Context(t, 2*time.Minute)
+	c := cluster.BornOn(ctx, t, 3, cluster.ShortLease, "n1", "n2", "n3")
+	cluster.Start(ctx, t, c.Nodes...)
+	cluster.WaitPeers(ctx, t, c.Nodes...)
+	ring := cluster.NewRing(ctx, t, c.Nodes...)
+	store := c.Store(t)
+	w := judged(ctx, t, c, store)
+	r := cluster.Run(ctx, t, c.Etcd.NS, "tenurectl", "init", "--after-loss", "--network-config="+cluster.ShortLease, "--settle=20s", "--etcd-endpoints="+c.Etcd.URL())
+	if r.Code != 0 {
+		t.Fatal(r)
+	}
+	for i := range 4 {
+		leads(ctx, t, c, i)
+		n := c.Nodes[i%2] // n3's daemon runs through
+		restart(ctx, t, n)
+		cluster.Eventually(ctx, t, ttl/2, n.Host+" serves again", func() error { return keeps(ctx, n, ring.Before[i%2]) })
+		cluster.Stays(ctx, t, ttl*3/4, "all hold under the next leader", func() error {
+			var errs []error
+			for i, n := range c.Nodes {
+				errs = append(errs, keeps(ctx, n, ring.Before[i]))
+			}
+			return errors.Join(errs...)
+		})
+	}
+	if s := cluster.Status(ctx, t, c.Nodes[2]); !cluster.HasProblem(s, "store-went-back") {
+		t.Errorf("settle does not stand any more: %+v", s.Problems)
+	}
+	ring.Same(ctx, t)
+	ring.Whole(ctx, t)
+	keptKeys(ctx, t, store)
+	w.end(ctx, t)
 }

@@ -27,8 +27,8 @@ type witness struct {
 	looks int
 }
 
-// judged begins to collect what end judges. The store must be one that knows the
-// present leader throughout.
+// judged begins to collect what end judges. The store is best one of members that
+// do not hang.
 func judged(ctx context.Context, t *testing.T, c *cluster.Cluster, store *cluster.Store) *witness {
 	t.Helper()
 	recorder, err := promise.Record(ctx, store.Client, "/tenure/network")
@@ -83,7 +83,7 @@ func ends(ctx context.Context, store *cluster.Store, subnet netip.Prefix) time.D
 		return 0 // the history shows it
 	}
 	left, err := store.TimeToLive(ctx, clientv3.LeaseID(resp.Kvs[0].Lease))
-	if err != nil || left.TTL < 0 {
+	if err != nil || left.TTL < 0 || left.RaftTerm != resp.Header.RaftTerm { // an old leader tells old tales
 		return 0
 	}
 	return cluster.BootTime() + time.Duration(left.TTL+1)*time.Second // it counts whole seconds
