@@ -155,7 +155,8 @@ const (
 	// NoOwner: a subnet's key came to another tenant without an owner's record
 	// in the same transaction.
 	NoOwner Rule = "no-owner"
-	// DuringSettle: a subnet was acquired while settle stood.
+	// DuringSettle: while settle stood a subnet was acquired, or moved to another
+	// lease by a node whose fence was closed.
 	DuringSettle Rule = "during-settle"
 	// Reserved: a subnet that is reserved for another node was acquired.
 	Reserved Rule = "reserved"

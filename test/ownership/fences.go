@@ -184,6 +184,19 @@ func stays(a Sample, own []Sample, x Sample) bool {
 	return false
 }
 
+// shut says that a node's fence was certainly closed between two instants: its
+// deadline had passed before, and was the same one afterwards.
+func (l looks) shut(node string, from, to time.Duration) bool {
+	of := l[node]
+	i, _ := slices.BinarySearchFunc(of, from, func(x Sample, t time.Duration) int { return cmp.Compare(x.Ended, t) })
+	j, _ := slices.BinarySearchFunc(of, to, func(x Sample, t time.Duration) int { return cmp.Compare(x.Began, t) })
+	if i == 0 || j == len(of) {
+		return false
+	}
+	a, b := of[i-1], of[j]
+	return a.Subnet == b.Subnet && a.Deadline == b.Deadline && a.Deadline > 0 && a.Deadline < from
+}
+
 // judgePast finds a packet that a fence let pass which was closed before it was
 // sent and had not been armed when it had arrived.
 func judgePast(p Packet, end End, of []Sample, s *spans, say report) {

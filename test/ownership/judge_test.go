@@ -113,7 +113,7 @@ func TestRefused(t *testing.T) {
 			return peered().acquire(n1.with(10), one).wipe().settles().acquire(n2.with(11), one)
 		}, DuringSettle, "n2 (UID u2, epoch 11) acquired it at revision 2 while settle stood"},
 		"moved while settle stood": {func() *story {
-			return peered().acquire(n1.with(10), one).settles().rebind(n1.with(10), one)
+			return peered().acquire(n1.with(10), one).movesShut(n1.with(10), one)
 		}, DuringSettle, "moved it to another lease"},
 		"reserved for another node": {func() *story {
 			s := peered()

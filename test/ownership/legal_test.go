@@ -86,7 +86,7 @@ func (l *legal) forgets(t *rapid.T) {
 	for _, name := range []string{one, two} {
 		w, held := l.holder[name]
 		if held && rapid.Bool().Draw(t, "connected") {
-			l.packet(w, name).acquire(w, name).packet(w, name)
+			l.packet(w, name).acquire(w, name).packet(w, name).rebind(w, name)
 		} else {
 			delete(l.holder, name)
 		}
@@ -119,7 +119,7 @@ func TestOneWrongStepIsFound(t *testing.T) {
 		"the epoch of before":        {EpochBack, func(l *legal, n string, w, o who) { l.lapse(n).acquire(o.with(w.Epoch), n) }},
 		"half of it":                 {Overlap, func(l *legal, n string, _, o who) { l.acquire(o, n[:len(n)-2]+"25") }},
 		"no owner's record":          {NoOwner, func(l *legal, n string, _, o who) { l.lapse(n).txn(put(subnetKey(n), o.record(), 9)) }},
-		"moved in settle":            {DuringSettle, func(l *legal, n string, w, _ who) { l.settles().rebind(w, n) }},
+		"moved in settle":            {DuringSettle, func(l *legal, n string, w, _ who) { l.movesShut(w, n) }},
 		"acquired in settle":         {DuringSettle, func(l *legal, n string, _, o who) { l.lapse(n).settles().acquire(o, n) }},
 		"a late packet":              {LatePacket, func(l *legal, n string, w, o who) { l.lapse(n).acquire(o, n).packet(w, n) }},
 		"a late packet after a wipe": {LatePacket, func(l *legal, n string, w, o who) { l.wipe().settles().settled().acquire(o, n).packet(w, n) }},

@@ -188,5 +188,13 @@ func (s *story) lookUntil(w who, name string, deadline time.Duration) *story {
 	return s
 }
 
+// movesShut moves a key while settle stands and the holder's fence is closed.
+func (s *story) movesShut(w who, name string) *story {
+	s.look(w, name, time.Millisecond)
+	closed := s.t + time.Millisecond
+	s.settles().rebind(w, name).after(time.Second)
+	return s.lookUntil(w, name, closed)
+}
+
 // peered is a story in which n9 holds the packets' other end.
 func peered() *story { return begin().acquire(node(9).with(1), "10.5.0.0-24") }

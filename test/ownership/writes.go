@@ -19,10 +19,11 @@ type writes struct {
 	ever    map[string]map[int64]string // of all lives: by key and epoch, whose
 	last    map[string]tenant           // of all lives, by key
 	torn    bool                        // an earlier life is not known to its end
+	looks   looks
 }
 
 func judgeWrites(e Evidence, say report) {
-	w := &writes{names: namesIn(e.Prefix), say: say, ever: map[string]map[int64]string{}, last: map[string]tenant{}}
+	w := &writes{names: namesIn(e.Prefix), say: say, ever: map[string]map[int64]string{}, last: map[string]tenant{}, looks: looksOf(e.Samples)}
 	for i, l := range e.History.Lives {
 		w.state = map[string]KV{}
 		w.foreign, w.byHand, w.highest, w.taken = map[int64]bool{}, map[string]bool{}, map[string]tenant{}, map[string]bool{}
@@ -226,8 +227,8 @@ func (w *writes) over(e Event, subs subnets, prev KV, r record, txn []Event) {
 		w.note(e, Overwritten, subs, fmt.Sprintf("%s wrote at revision %d over %s under lease %x: %s", r, e.Mod, was, prev.Lease, text))
 		return
 	}
-	if e.Lease != prev.Lease && !r.tomb() && w.settles() {
-		w.note(e, DuringSettle, subs, fmt.Sprintf("%s moved it to another lease at revision %d while settle stood", r, e.Mod))
+	if e.Lease != prev.Lease && !r.tomb() && w.settles() && w.looks.shut(r.tenant().Node, e.After, e.Seen) {
+		w.note(e, DuringSettle, subs, fmt.Sprintf("%s moved it to another lease at revision %d while settle stood and its fence was closed", r, e.Mod))
 	}
 	switch a, b := was.tenant(), r.tenant(); {
 	case r.tomb():
