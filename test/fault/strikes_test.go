@@ -66,6 +66,7 @@ func (r *run) strikes() map[string]func(context.Context, fault) (heal, error) {
 		"leader-hung":     r.leaderHung,
 		"answers-slow":    r.answersSlow,
 		"proofs-lost":     r.proofsLost,
+		"last-proof-slow": r.lastProofSlow,
 		"newcomer":        r.newcomer,
 		"key-deleted":     r.keyDeleted,
 		"clocks-stopped":  r.clocksStopped,
@@ -296,6 +297,33 @@ func (r *run) answersSlow(_ context.Context, f fault) (heal, error) {
 		return p.Delay(etcdproxy.Always, func(method string, _ any) bool { return method != pb.Watch_Watch_FullMethodName }, etcdproxy.Reply, ttl/4)
 	})
 	return func(context.Context) error { remove(rules); return nil }, nil
+}
+
+// lastProofSlow lets renewals and proofs be answered slowly, and parts the node from
+// etcd while the second proof's answer is on its way.
+func (r *run) lastProofSlow(ctx context.Context, f fault) (heal, error) {
+	const renewal, proof = 7 * ttl / 50, 7 * ttl / 25 // before it is asked again, and after that
+	slow := r.rules(f, func(p *etcdproxy.Proxy) *etcdproxy.Rule {
+		return p.Delay(etcdproxy.Always, etcdproxy.Method(pb.Lease_LeaseKeepAlive_FullMethodName), etcdproxy.Reply, renewal)
+	})
+	proofs := r.rules(f, func(p *etcdproxy.Proxy) *etcdproxy.Rule {
+		return p.Delay(etcdproxy.Always, etcdproxy.Method(pb.KV_Txn_FullMethodName), etcdproxy.Reply, proof)
+	})
+	mend := func(context.Context) error { remove(append(slow, proofs...)); return nil }
+	if err := eventually(ctx, 2*ttl, "the node proves", func() error {
+		asked := 0
+		for _, rule := range proofs {
+			asked += rule.Hits()
+		}
+		if asked < 3 { // the first is asked twice
+			return fmt.Errorf("%d proofs were asked for", asked)
+		}
+		return nil
+	}); err != nil {
+		return mend, err
+	}
+	cut, err := r.etcdCut(ctx, f)
+	return func(ctx context.Context) error { return errors.Join(mend(ctx), cut(ctx)) }, err
 }
 
 // proofsLost loses what the watch shows and every transaction's answer; leases
