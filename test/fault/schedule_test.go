@@ -139,6 +139,7 @@ func kinds() []kind {
 		{"member-replaced", onMember, below, below, 3},
 		{"leader-cut", onStore, short, long, 3},
 		{"leader-moved", onStore, short / 2, short / 2, 3},
+		{"leader-hung", onStore, beyond, long, 3},
 		{"store-saved", onStore, short, short, 1},
 		{"store-wiped", onStore, below, below, 1},
 		{"store-restored", onStore, below, below, 1},

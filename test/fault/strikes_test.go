@@ -63,8 +63,10 @@ func (r *run) strikes() map[string]func(context.Context, fault) (heal, error) {
 		"member-replaced": r.memberReplaced,
 		"leader-cut":      r.leaderCut,
 		"leader-moved":    r.leaderMoved,
+		"leader-hung":     r.leaderHung,
 		"answers-slow":    r.answersSlow,
 		"proofs-lost":     r.proofsLost,
+		"last-proof-slow": r.lastProofSlow,
 		"newcomer":        r.newcomer,
 		"key-deleted":     r.keyDeleted,
 		"clocks-stopped":  r.clocksStopped,
@@ -295,6 +297,33 @@ func (r *run) answersSlow(_ context.Context, f fault) (heal, error) {
 		return p.Delay(etcdproxy.Always, func(method string, _ any) bool { return method != pb.Watch_Watch_FullMethodName }, etcdproxy.Reply, ttl/4)
 	})
 	return func(context.Context) error { remove(rules); return nil }, nil
+}
+
+// lastProofSlow lets renewals and proofs be answered slowly, and parts the node from
+// etcd while the second proof's answer is on its way.
+func (r *run) lastProofSlow(ctx context.Context, f fault) (heal, error) {
+	const renewal, proof = 7 * ttl / 50, 7 * ttl / 25 // before it is asked again, and after that
+	slow := r.rules(f, func(p *etcdproxy.Proxy) *etcdproxy.Rule {
+		return p.Delay(etcdproxy.Always, etcdproxy.Method(pb.Lease_LeaseKeepAlive_FullMethodName), etcdproxy.Reply, renewal)
+	})
+	proofs := r.rules(f, func(p *etcdproxy.Proxy) *etcdproxy.Rule {
+		return p.Delay(etcdproxy.Always, etcdproxy.Method(pb.KV_Txn_FullMethodName), etcdproxy.Reply, proof)
+	})
+	mend := func(context.Context) error { remove(append(slow, proofs...)); return nil }
+	if err := eventually(ctx, 2*ttl, "the node proves", func() error {
+		asked := 0
+		for _, rule := range proofs {
+			asked += rule.Hits()
+		}
+		if asked < 3 { // the first is asked twice
+			return fmt.Errorf("%d proofs were asked for", asked)
+		}
+		return nil
+	}); err != nil {
+		return mend, err
+	}
+	cut, err := r.etcdCut(ctx, f)
+	return func(ctx context.Context) error { return errors.Join(mend(ctx), cut(ctx)) }, err
 }
 
 // proofsLost loses what the watch shows and every transaction's answer; leases
@@ -592,8 +621,48 @@ func (r *run) leaderCut(ctx context.Context, _ fault) (heal, error) {
 	if err != nil {
 		return nil, err
 	}
+	return fromMembers(ctx, m)
+}
+
+// fromMembers parts a member from the others.
+func fromMembers(ctx context.Context, m *lab.Etcd) (heal, error) {
 	return dropAll(ctx, m, []string{"INPUT", "-p", "tcp", "--dport", "2380"}, []string{"INPUT", "-p", "tcp", "--sport", "2380"},
 		[]string{"OUTPUT", "-p", "tcp", "--dport", "2380"}, []string{"OUTPUT", "-p", "tcp", "--sport", "2380"})
+}
+
+const (
+	// An etcd that leads, or believes so, ends 16 leases at a time. Those of one
+	// that has been followed are lost with its term, and it waits 7 s for them; all
+	// others it proposes to the one that leads now, which obeys. So there are more
+	// than 16 that end before those of the nodes.
+	fillers, fillerTTL = 40, 2 // s
+	// believes is for how long a leader that goes on is kept from hearing that
+	// another one leads.
+	believes = 300 * time.Millisecond
+)
+
+// leaderHung stops the leader. When it goes on it ends, by its old clock, what it
+// knew: about 7 s later.
+func (r *run) leaderHung(ctx context.Context, _ fault) (heal, error) {
+	m, _, err := r.leader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := cluster.Each(ctx, fillers, 8, func(ctx context.Context, _ int) error {
+		_, err := r.client.Grant(ctx, fillerTTL)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	join, err := fromMembers(ctx, m)
+	if err == nil {
+		err = m.Signal(unix.SIGSTOP)
+	}
+	return func(ctx context.Context) error {
+		err := m.Signal(unix.SIGCONT)
+		r.until(ctx, r.now()+believes)
+		return errors.Join(err, join(ctx))
+	}, err
 }
 
 // moveTime bounds a change of etcd's leader, which a member that is away may never

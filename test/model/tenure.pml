@@ -9,6 +9,12 @@
  * lost, or is committed after its sender gave up, or never. A read or a
  * keep-alive needs none of this: a late answer is a pause after it.
  *
+ * With -DLEADERS a lease ends earlier. A leader of etcd that was stopped, and whose
+ * place another has, ends leases by its own clock when it goes on, and renews
+ * some for nobody. It knows only those of its own term or before. So a lease of
+ * an earlier term is no longer renewed here: it may end as that term's leader
+ * had it, or later, whatever the present leader was asked.
+ *
  * Asserted are P1, no two nodes have their fences open on one subnet; P2, no
  * write replaces a record that is not the writer's; and P3, a subnet is given
  * away after its fence has closed. -DNO_X takes a guard away, and then one of
@@ -47,7 +53,13 @@
 /* ---- etcd ---- */
 
 typedef Key { bool on; byte lease, made, mod, uid, machine, boot, epoch }
-typedef Lease { bool alive; byte left, ttl }
+typedef Lease { bool alive; byte left, ttl
+#ifdef LEADERS
+	bool present            /* granted by the leader that leads */
+	byte seen               /* the term that its node read before it asked for it; 0 is unknown */
+	byte fresh              /* how long that counts while the fence is closed */
+#endif
+}
 
 Key key[SUBNETS];               /* made: the lease it was made under stands for CreateRevision */
 Lease lease[LEASES + 1];        /* number 0 is none */
@@ -55,6 +67,9 @@ byte granted, rev;
 byte age;                       /* of the store: another one after a wipe or a restore */
 byte settle;                    /* what is left of its lease; 0: it does not stand */
 byte epochs;                    /* Unix seconds, as far as they matter */
+#ifdef LEADERS
+byte term = 2, changes;         /* of the leader; in a store that was restored it begins anew */
+#endif
 
 /* ---- a node's kernel and disk; what its daemon knows is in its process ---- */
 
@@ -84,7 +99,7 @@ inline shut(n) { fence[n] = 0; live[n] = NONE; token[n] = 0 }
 
 /* ---- writes: as txn.go builds them ---- */
 
-mtype = { ACQUIRE, REASSERT, REBIND, UPDATE, LEAVE, REVOKE };
+mtype = { ACQUIRE, REASSERT, REBIND, MOVE, UPDATE, LEAVE, REVOKE };
 mtype = { YES, NO, UNKNOWN };
 typedef Write { mtype op; byte s, lease, old, mod, uid, machine, boot, epoch }
 Write late[NODES];              /* the one that its sender has given up, and that may still be committed */
@@ -148,8 +163,17 @@ inline forget(s_) {
 	key[s_].uid = 0; key[s_].machine = 0; key[s_].boot = 0; key[s_].epoch = 0
 }
 
+#ifdef RESTORE                  /* whether what ends now is not seen again */
+#define FINAL (losses > 0)
+#else
+#define FINAL true
+#endif
+
 inline end(l_) {
 	lease[l_].alive = 0; lease[l_].left = 0
+#ifdef LEADERS
+	if :: FINAL -> unknown(l_) :: else fi
+#endif
 	for (x : 0 .. SUBNETS - 1) { if :: key[x].on && key[x].lease == l_ -> forget(x) :: else fi }
 	x = 0
 }
@@ -159,7 +183,7 @@ inline commit(w, answer) {
 	if
 	:: (w.op == ACQUIRE && SETTLED || w.op == REASSERT) && lease[w.lease].alive && ABSENT(w.s) ->
 		mayWrite(w); closedBefore(w); oneAtATime(w); put(w); key[w.s].made = w.lease; answer = YES
-	:: w.op == REBIND && SETTLED && lease[w.lease].alive && HANGS(w.s, w.old) && AS_READ(w.s, w.mod) ->
+	:: (w.op == REBIND && SETTLED || w.op == MOVE) && lease[w.lease].alive && HANGS(w.s, w.old) && AS_READ(w.s, w.mod) ->
 		mayWrite(w); put(w); answer = YES
 	:: w.op == UPDATE && lease[w.lease].alive && HANGS(w.s, w.old) && AS_READ(w.s, w.mod) ->
 		mayWrite(w); put(w); answer = YES
@@ -252,6 +276,41 @@ inline cut(l_) {
 inline grant(to, ttl_) {
 	granted++; to = granted
 	lease[to].alive = 1; lease[to].left = ttl_; lease[to].ttl = ttl_
+#ifdef LEADERS
+	lease[to].present = 1
+	if
+	:: lease[to].seen = term; lease[to].fresh = DEADLINE(to)
+	:: changes > 0          /* an earlier one */
+	fi
+#endif
+}
+
+/* ---- who leads ---- */
+
+inline unknown(l_) { lease[l_].seen = 0; lease[l_].fresh = 0 }
+
+#ifdef LEADERS
+#define RENEWS(l) lease[l].present
+#else
+#define RENEWS(l) true
+#endif
+#ifdef NO_FRESH                 /* the term counts for as long as the lease lives */
+#define FRESH(l) true
+#else
+#define FRESH(l) (OPEN(n) || lease[l].fresh > 0)
+#endif
+#if defined(LEADERS) && !defined(NO_TERM)
+#define IN_TERM(l) (lease[l].seen == term && FRESH(l))
+#else
+#define IN_TERM(l) true
+#endif
+
+/* proven is what becomes of a proof: whether it moves the fence on. */
+inline proven() {
+#if defined(LEADERS) && !defined(NO_ANEW)       /* a settle that is news says that terms may have begun anew */
+	if :: settle > 0 && !met -> unknown(l) :: else fi
+#endif
+	if :: COUNTS -> met = settle > 0; if :: IN_TERM(l) :: else -> cycle[n] = 0 fi :: else -> cycle[n] = 0 fi
 }
 
 proctype Node(byte n) {
@@ -301,14 +360,18 @@ undo:	/* lease l ends for certain; that it was asked for is on the disk first */
 	do :: send(REVOKE, l, 0); if :: answer == YES -> break :: else fi od
 	goto start
 
-held:	atomic { mod = 0; op = 0; answer = 0; l2 = 0 }
+held:	atomic { mod = 0; op = 0; answer = 0; l2 = 0
+#ifdef NO_BEFORE                /* the term is read when the lease is there */
+		lease[l].seen = term; lease[l].fresh = DEADLINE(l)
+#endif
+	}
 	do
 	::	/* a cycle: t0, keep-alive, proof, arm */
 #ifndef NO_T0
 		atomic { cycle[n] = DEADLINE(l) }
 #endif
 		if
-		:: atomic { lease[l].alive -> lease[l].left = lease[l].ttl }
+		:: atomic { lease[l].alive || !RENEWS(l) -> if :: RENEWS(l) -> lease[l].left = lease[l].ttl :: else fi }
 		:: atomic { !lease[l].alive -> goto lost }
 		fi
 #ifdef NO_T0
@@ -316,7 +379,7 @@ held:	atomic { mod = 0; op = 0; answer = 0; l2 = 0 }
 #endif
 #ifndef NO_PROOF
 		if
-		:: atomic { HANGS(s, l) && key[s].made == made -> if :: COUNTS -> met = settle > 0 :: else -> cycle[n] = 0 fi }
+		:: atomic { HANGS(s, l) && key[s].made == made -> proven() }
 		:: atomic { !(HANGS(s, l) && key[s].made == made) -> goto lost }
 		fi
 #endif
@@ -336,6 +399,10 @@ held:	atomic { mod = 0; op = 0; answer = 0; l2 = 0 }
 	:: atomic { moves == 0 && granted < LEASES && HANGS(s, l) -> moves++; mod = key[s].mod; l2 = l; grant(l, SHORT); cut(l) }
 		goto move
 #endif
+#ifdef LEADERS
+	:: atomic { !IN_TERM(l) && granted < LEASES && HANGS(s, l) -> mod = key[s].mod; l2 = l; op = MOVE; grant(l, TTL); cut(l) }
+		goto move
+#endif
 #ifdef LEAVES
 	:: atomic { leaves == 0 && HANGS(s, l) -> leaves++; mod = key[s].mod
 #ifndef NO_CLOSE_FIRST
@@ -350,8 +417,9 @@ held:	atomic { mod = 0; op = 0; answer = 0; l2 = 0 }
 #endif
 	od
 
-	/* the key goes from lease l2 to l; asked again until a read shows where it hangs */
-move:	send(REBIND, l, l2)
+	/* the key goes from lease l2 to l; asked again until a read shows where it hangs.
+	 * While settle stands only from one leader's lease to another's, of a node whose fence is open. */
+move:	send((op == MOVE && OPEN(n) -> MOVE : REBIND), l, l2)
 	if
 	:: atomic { HANGS(s, l) -> made = key[s].made }
 		send(REVOKE, l2, 0)
@@ -377,6 +445,9 @@ inline loseAll() {
 	for (i : 0 .. SUBNETS - 1) { forget(i) }
 	for (i : 1 .. LEASES) { lease[i].alive = 0; lease[i].left = 0 }
 	age++; settle = TTL; i = 0      /* tenurectl init --after-loss */
+#ifdef LEADERS
+	term = 1
+#endif
 }
 
 active proctype World() {
@@ -407,7 +478,12 @@ active proctype World() {
 			if :: fence[i] > 0 && !frozen[i] -> fence[i]--; if :: fence[i] == 0 -> shut(i) :: else fi :: else fi
 			if :: cycle[i] > 0 && !frozen[i] -> cycle[i]-- :: else fi
 		}
-		for (i : 1 .. LEASES) { if :: lease[i].left > 0 -> lease[i].left-- :: else fi }
+		for (i : 1 .. LEASES) {
+			if :: lease[i].left > 0 -> lease[i].left-- :: else fi
+#ifdef LEADERS
+			if :: lease[i].fresh > 0 -> lease[i].fresh-- :: else fi
+#endif
+		}
 		if :: settle > 0 -> settle-- :: else fi
 		i = 0
 	}
@@ -425,6 +501,16 @@ active proctype World() {
 		}
 		i = 0; answer = 0
 	}
+#ifdef LEADERS
+	:: atomic { changes < LEADERS -> changes++; term++
+		for (i : 1 .. LEASES) {
+			lease[i].present = 0
+			/* no state more than is needed: it will not be that term again */
+			if :: changes == LEADERS && lease[i].seen != term -> unknown(i) :: else fi
+		}
+		i = 0
+	}
+#endif
 #ifdef CRASHES
 	:: atomic { crashes < CRASHES -> crashes++              /* of node 0; they are alike */
 		if
@@ -450,7 +536,14 @@ active proctype World() {
 	:: atomic { losses == 0 && have -> losses++; loseAll()
 		for (i : 0 .. SUBNETS - 1) { key[i].on = was[i].on; key[i].lease = was[i].lease; key[i].made = was[i].made; key[i].uid = was[i].uid
 			key[i].machine = was[i].machine; key[i].boot = was[i].boot; key[i].epoch = was[i].epoch
-			if :: key[i].on -> lease[key[i].lease].alive = 1; lease[key[i].lease].left = lease[key[i].lease].ttl :: else fi }
+			if :: key[i].on -> lease[key[i].lease].alive = 1; lease[key[i].lease].left = lease[key[i].lease].ttl
+#ifdef LEADERS
+				lease[key[i].lease].present = 1
+#endif
+			:: else fi }
+#ifdef LEADERS
+		for (i : 1 .. LEASES) { if :: !lease[i].alive -> unknown(i) :: else fi }
+#endif
 		/* who was away since before the backup sees nothing odd */
 		for (i : 0 .. NODES - 1) { if :: !OPEN(i) -> known[i] = age :: true fi }
 		i = 0
