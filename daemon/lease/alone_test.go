@@ -391,7 +391,7 @@ func TestDeadlinesCountFromBeforeTheAnswer(t *testing.T) {
 			return deadline(e)
 		},
 		"moved to, later": func(e *Engine, held tenancy) (time.Duration, error) {
-			e.moving = &move{granted(), ttl}
+			e.moving = &move{lease: granted(), ttl: ttl}
 			return e.keepMoving(t.Context(), held)
 		},
 	} {
@@ -419,7 +419,7 @@ func TestLeaseThatTheKeyMovesTo(t *testing.T) {
 	_, e, held := holder(t)
 	p := etcdproxy.Start(t, s.Endpoint)
 	e.client = etcdtest.Client(t, p.URL())
-	e.moving = &move{granted(t, c), 3 * time.Second}
+	e.moving = &move{lease: granted(t, c), ttl: 3 * time.Second}
 	silent := p.DropReply(etcdproxy.Always, etcdproxy.Method(pb.Lease_LeaseKeepAlive_FullMethodName), etcdproxy.Silence)
 	if until, err := e.keepMoving(t.Context(), held); err == nil || e.moving == nil {
 		t.Errorf("silence allows until %s", until)
@@ -427,6 +427,11 @@ func TestLeaseThatTheKeyMovesTo(t *testing.T) {
 	silent.Remove()
 	if _, err := c.Revoke(t.Context(), e.moving.lease); err != nil {
 		t.Fatal(err)
+	}
+	for range mostDenials - 1 {
+		if until, err := e.keepMoving(t.Context(), held); err == nil || e.moving == nil {
+			t.Errorf("a member that does not know the lease is believed at once: until %s", until)
+		}
 	}
 	if until, err := e.keepMoving(t.Context(), held); err != nil || e.moving != nil || until != math.MaxInt64 {
 		t.Errorf("gone: until %s, %v, still moving %t", until, err, e.moving != nil)
@@ -884,10 +889,14 @@ func TestDeniedLeaseIsNotResumedAgain(t *testing.T) {
 	e.client, e.held, e.known = client, nil, Life{}
 	lease := granted(t, c)
 	put(t, c, e.keys.Subnet(held.subnets), holding(held.record.Tenant()), clientv3.WithLease(lease))
-	for range 3 {
+	for range mostDenials {
+		if h.fence.Get().Closed != 0 {
+			t.Error("a member that does not know the lease is believed at once")
+		}
 		e.look(t.Context())
 	}
-	if n := h.log.lines("resuming own subnet"); n != 1 || h.fence.Get().Closed == 0 {
+	e.look(t.Context())
+	if n := h.log.lines("resuming own subnet"); n != mostDenials || h.fence.Get().Closed == 0 {
 		t.Errorf("resumed %d times, closed %d times", n, h.fence.Get().Closed)
 	}
 	if kvs := etcdtest.Get(t, c, e.keys.Subnet(held.subnets)).Kvs; len(kvs) != 1 || kvs[0].Version != 1 || clientv3.LeaseID(kvs[0].Lease) != lease {

@@ -77,7 +77,7 @@ func (e *Engine) nextLease(ctx context.Context, ttl time.Duration) clientv3.Leas
 		e.dropUnused(ctx)
 	}
 	if e.unused == 0 {
-		e.unused, e.unusedTTL = newLeaseID(), ttl
+		e.unused, e.unusedTTL = e.terms.newLease(), ttl
 	}
 	return e.unused
 }
@@ -99,6 +99,7 @@ func (e *Engine) end(ctx context.Context, id clientv3.LeaseID) error {
 		return err
 	}
 	delete(e.dead, id) // nothing can come to hang on it any more
+	delete(e.terms.read, id)
 	return nil
 }
 

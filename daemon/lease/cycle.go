@@ -30,6 +30,9 @@ type verdict struct {
 	lost string
 	// err: nothing was concluded, and why.
 	err error
+	// denied: the lease is not known where it was renewed, and yet the key hangs
+	// on it. A member says so that has fallen behind and believes that it leads.
+	denied bool
 
 	holding  Holding       // with the TTL, revision and record just read
 	deadline time.Duration // CLOCK_BOOTTIME; set with proven
@@ -39,7 +42,8 @@ type verdict struct {
 	answered bool
 	entry    Entry
 	life     Life
-	settle   int64 // ModRevision of the settle that stands, 0 if none does
+	term     uint64 // etcd's raft term
+	settle   int64  // ModRevision of the settle that stands, 0 if none does
 }
 
 // step tells a test between which two lines a cycle is; see Config.Step.
@@ -90,8 +94,9 @@ func cycle(ctx context.Context, c etcd, h Holding, clock func() time.Duration, s
 		return v
 	}
 	switch {
-	case unknown:
-		v.lost = fmt.Sprintf("etcd does not know lease %x any more", int64(h.lease))
+	case unknown && resp.Succeeded:
+		v.denied = true
+		v.err = fmt.Errorf("a member of etcd does not know lease %x, on which the key hangs", int64(h.lease))
 	case !resp.Succeeded:
 		v.lost = "etcd answered that the key is not ours, and shows it as ours"
 	default:
@@ -107,7 +112,7 @@ func (v *verdict) read(resp *clientv3.TxnResponse) {
 	s := reads(v.holding.keys, resp)
 	v.answered = true
 	v.entry, _ = s.Entry(v.holding.subnets)
-	v.life, v.settle = s.life(), s.Settle.ModRevision
+	v.life, v.settle, v.term = s.life(), s.Settle.ModRevision, resp.Header.RaftTerm
 }
 
 // keepAlive renews a lease of about ttl and returns its length as granted.

@@ -128,6 +128,10 @@ type Engine struct {
 	asserting  clientv3.LeaseID          // asked for to re-assert the held subnet
 	settler    clientv3.LeaseID          // asked for to write settle
 	asked      grantedTTL                // of the lease asked for last
+	terms      terms                     // of the leaders that granted this node's leases
+	moveAt     time.Duration             // CLOCK_BOOTTIME; see toMove; 0 = not set for the lease held
+	denials    int                       // in a row; see believe
+	full       bool                      // etcd refused the last lease or write for want of space
 	saved      time.Time                 // when node.json was written last
 	looked     time.Time                 // when this loop listed last
 	counted    nextEnd                   // which lease ends next, when nothing is free
@@ -184,7 +188,7 @@ func (t *tenancy) failing() bool {
 // NewEngine returns an engine that has done nothing yet.
 func NewEngine(cfg Config) *Engine {
 	return &Engine{cfg: cfg, keys: NewKeys(cfg.Prefix), log: cfg.Log, starved: newStarved(time.Second),
-		wake: make(chan struct{}, 1), lacking: make(chan struct{}, 1), asks: make(chan ask), dead: map[clientv3.LeaseID]bool{}, changed: make(chan struct{}), problems: problems{}}
+		wake: make(chan struct{}, 1), lacking: make(chan struct{}, 1), asks: make(chan ask), dead: map[clientv3.LeaseID]bool{}, terms: terms{read: map[clientv3.LeaseID]uint64{}}, changed: make(chan struct{}), problems: problems{}}
 }
 
 // Run holds the node's subnet until ctx ends, with the kernel's half in f. It
@@ -237,10 +241,12 @@ func (e *Engine) restore() {
 		e.known = Life{Store: m.Store, Cluster: m.ClusterID, Revision: m.Revision}
 		if m.Held != nil {
 			e.past = m.Held.Past
+			e.terms.remember(m.Held.Lease, m.Held.Term)
 		}
 		e.networks = m.Networks
 		if m.Moving != nil {
-			e.moving = &move{m.Moving.Lease, time.Duration(m.Moving.TTLSeconds) * time.Second}
+			e.moving = &move{lease: m.Moving.Lease, ttl: time.Duration(m.Moving.TTLSeconds) * time.Second}
+			e.terms.remember(m.Moving.Lease, m.Moving.Term)
 		}
 		for _, id := range m.Dead {
 			e.dead[id] = true
@@ -346,6 +352,7 @@ func (e *Engine) look(ctx context.Context) time.Duration {
 	e.starved.Reset()
 	e.reachable()
 	e.adopt(s)
+	e.terms.now = s.Term
 	if e.cfg.Birth != nil && s.Store.ModRevision == 0 && !e.unsettled() {
 		return e.birth(ctx, s)
 	}

@@ -131,8 +131,8 @@ func (h *host) engine() *Engine {
 		h.t.Fatal(err)
 	}
 	return NewEngine(Config{
-		Dial:   func() (*clientv3.Client, error) { return Dial(h.way()) },
-		Prefix: prefix, Node: h.name, Boot: h.boot, Memory: m, Clock: bootClock,
+		Dial:      func() (*clientv3.Client, error) { return Dial(h.way()) },
+		Endpoints: h.way().Endpoints, Prefix: prefix, Node: h.name, Boot: h.boot, Memory: m, Clock: bootClock,
 		Ready:   h.ready,
 		Local:   func(a netip.Addr) bool { return h.has(a, h.local) },
 		Silent:  func(_ context.Context, a netip.Addr) (bool, error) { return h.has(a, h.silent), nil },

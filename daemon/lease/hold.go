@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -49,7 +50,7 @@ func (e *Engine) take(ctx context.Context, h Holding) time.Duration {
 	if e.inheriting == h.lease {
 		before = e.inherited
 	}
-	e.copied, e.inheriting, e.inherited = false, 0, 0
+	e.copied, e.inheriting, e.inherited, e.moveAt = false, 0, 0, 0
 	if e.unused == h.lease {
 		e.unused = 0
 	}
@@ -96,8 +97,11 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 	e.recall()
 	v := cycle(ctx, asking{e.client}, t.Holding, e.cfg.Clock, e.cfg.Step)
 	e.counts.cycle(v)
-	if v.answered && e.meet(v.life) {
+	if v = e.believe(v); v.answered && e.meet(v.life) {
 		return jitter(firstRetry) // a list shows what to make of it
+	}
+	if v.answered {
+		e.terms.now = v.term
 	}
 	if v.answered && v.settle != 0 {
 		e.overlooked()
@@ -123,6 +127,10 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 	case v.err != nil:
 		return e.unanswered(ctx, t, v.err)
 	}
+	e.recognise(ctx, t)
+	if !e.mayMoveOn(t) && !e.open() {
+		return e.moveFirst(ctx, t, v)
+	}
 	v.deadline = min(v.deadline, limit)
 	if !e.proven(gen, t, v) {
 		return retryUnproven(t.ttl)
@@ -132,6 +140,24 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 	// From one question to the next: what an answer takes is no time won.
 	next := jitter(Interval(v.holding.ttl)) - (e.cfg.Clock() - v.t0)
 	return e.rebind(ctx, max(next, minInterval))
+}
+
+// mostDenials is how often in a row a lease may be denied on which the key hangs.
+const mostDenials = 3
+
+// believe makes a loss of a lease that is denied again and again: of a member that
+// has fallen behind others are asked meanwhile, and it catches up.
+func (e *Engine) believe(v verdict) verdict {
+	if !v.denied {
+		e.denials = 0
+		return v
+	}
+	if e.denials++; e.denials < mostDenials {
+		return v
+	}
+	e.denials = 0
+	v.lost, v.err = fmt.Sprintf("etcd does not know lease %s, and shows the key on it", leaseHex(v.holding.lease)), nil
+	return v
 }
 
 // unanswered is the end of a cycle that concluded nothing.
@@ -160,6 +186,9 @@ func (e *Engine) proven(gen uint64, t tenancy, v verdict) bool {
 	if !e.open() && !counts(e.forgot != nil, v.settle, e.held.settle) {
 		e.unprovenLocked(t, errSettling)
 		return false
+	}
+	if !e.mayMoveOn(t) {
+		v.deadline = min(v.deadline, e.held.deadline)
 	}
 	e.cfg.at("before the fence is armed")
 	if err := e.fence.Arm(gen, v.deadline); err != nil {
@@ -291,9 +320,9 @@ func (e *Engine) publish(ctx context.Context) {
 func (e *Engine) remember(h Holding) {
 	e.mu.Lock()
 	m := e.memoryLocked(e.cfg.Memory.Get().remember(h, e.cfg.Boot))
-	m.Held.Past, m.Moving = e.past, nil
+	m.Held.Past, m.Held.Term, m.Moving = e.past, e.terms.read[h.lease], nil
 	if e.moving != nil {
-		m.Moving = &MemoryOfMove{e.moving.lease, int64(e.moving.ttl / time.Second)}
+		m.Moving = &MemoryOfMove{e.moving.lease, int64(e.moving.ttl / time.Second), e.terms.read[e.moving.lease]}
 	}
 	e.mu.Unlock()
 	e.saved = time.Now()

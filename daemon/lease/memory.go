@@ -61,7 +61,9 @@ type MemoryOfHolding struct {
 	CreateRevision int64            `json:"createRevision"`
 	ModRevision    int64            `json:"modRevision"`
 	TTLSeconds     int64            `json:"ttlSeconds"`
-	Record         Record           `json:"record"`
+	// Term is etcd's raft term from before Lease was asked for, 0 if unknown.
+	Term   uint64 `json:"term,omitempty"`
+	Record Record `json:"record"`
 	// Past are the owners before this node, as the owner record has them.
 	Past []Transition `json:"past,omitempty"`
 }
@@ -70,6 +72,7 @@ type MemoryOfHolding struct {
 type MemoryOfMove struct {
 	Lease      clientv3.LeaseID `json:"lease"`
 	TTLSeconds int64            `json:"ttlSeconds"`
+	Term       uint64           `json:"term,omitempty"` // as MemoryOfHolding.Term
 }
 
 // memoryVersion is the form this code writes.

@@ -19,35 +19,45 @@ import (
 type move struct {
 	lease clientv3.LeaseID
 	ttl   time.Duration
+	// denials are how often in a row it was not known where it was renewed.
+	denials int
 }
 
 // grantedTTL is what a lease was asked for and what etcd made of it.
 type grantedTTL struct{ asked, got time.Duration }
 
-// rebind moves the held key to a lease of the length that the config asks for,
-// where that has changed. It returns the time until the next cycle.
+// rebind moves the held key to another lease: where the config asks for another
+// length, and where etcd has another leader than the one that granted it. It
+// returns the time until the next cycle.
 func (e *Engine) rebind(ctx context.Context, pause time.Duration) time.Duration {
 	t, n := e.tenancy(), e.inForce()
-	if t == nil || n == nil || e.unsettled() {
+	if t == nil || n == nil || e.unsettled() && !e.open() {
 		return pause
 	}
 	if e.moving == nil {
-		if !e.outdated(*t, *n) {
+		in, other := e.toMove(*t)
+		switch {
+		case other && in == 0, e.outdated(*t, *n) && !e.unsettled():
+		case other:
+			return min(pause, in)
+		default:
 			e.granted() // there is nothing left that etcd could refuse
+			e.full = false
 			return pause
 		}
 		if e.spare == 0 {
-			e.spare = newLeaseID()
+			e.spare = e.terms.newLease()
 		}
 		m := &move{lease: e.spare}
 		t0 := e.cfg.Clock()
 		got, err := grant(ctx, e.client, m.lease, n.LeaseTTL, CallTimeout(t.ttl))
+		e.refuses(err)
 		if err != nil {
 			e.denied(err)
 			return min(pause, retryWaiting)
 		}
 		e.asked, m.ttl = grantedTTL{n.LeaseTTL, got}, got
-		if got == t.ttl {
+		if got == t.ttl && !other {
 			e.spare = 0
 			e.dropLease(ctx, m.lease)
 			return pause
@@ -82,7 +92,7 @@ func (e *Engine) outdated(t tenancy, n conf.Network) bool {
 // tryMove sends the move, again and again until a read shows what became of it.
 func (e *Engine) tryMove(ctx context.Context, t tenancy) time.Duration {
 	again := jitter(retryUnproven(min(t.ttl, e.moving.ttl)))
-	f, err := t.rebind(e.moving.lease)
+	f, err := t.rebind(e.moving.lease, e.open())
 	if err != nil {
 		e.log.Error("the lease keeps its length", "error", err)
 		return again
@@ -90,6 +100,7 @@ func (e *Engine) tryMove(ctx context.Context, t tenancy) time.Duration {
 	e.cfg.at("before the key moves")
 	resp, err := commit(ctx, e.client, f, CallTimeout(t.ttl))
 	e.cfg.at("after the key moved")
+	e.refuses(err)
 	if err != nil {
 		e.log.Warn("whether the key has moved to its new lease is not known yet", "subnet", t.subnets, "lease", leaseHex(e.moving.lease), "error", err)
 		return again
@@ -125,9 +136,10 @@ func (e *Engine) keepMoving(ctx context.Context, t tenancy) (time.Duration, erro
 	}
 	t0 := e.cfg.Clock()
 	ttl, err := keepAlive(ctx, asking{e.client}, e.moving.lease, e.moving.ttl)
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+	if e.moving.gone(err) {
 		// No write can commit with it any more, and none has that a proof of
 		// the old one does not contradict.
+		delete(e.terms.read, e.moving.lease)
 		e.update(func() { e.moving = nil })
 		return math.MaxInt64, nil
 	}
@@ -137,12 +149,36 @@ func (e *Engine) keepMoving(ctx context.Context, t tenancy) (time.Duration, erro
 	return Deadline(t0, ttl), nil
 }
 
+// moveFirst goes on with a key that is proven under another leader than the one
+// that granted its lease, and whose fence is closed: it opens under a new lease.
+func (e *Engine) moveFirst(ctx context.Context, t tenancy, v verdict) time.Duration {
+	e.update(func() {
+		if e.held != nil && e.held.lease == t.lease {
+			next := *e.held
+			next.Holding = v.holding
+			e.held = &next
+		}
+	})
+	return e.rebind(ctx, jitter(retryUnproven(v.holding.ttl)))
+}
+
+// gone says that the lease has ended, of an error of renewing it; see believe.
+func (m *move) gone(err error) bool {
+	if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		m.denials = 0
+		return false
+	}
+	m.denials++
+	return m.denials >= mostDenials
+}
+
 // dropLease revokes a lease that no key of this node hangs on, or can come to
 // hang on; one that cannot be reached ends by itself.
 func (e *Engine) dropLease(ctx context.Context, id clientv3.LeaseID) {
 	if id == 0 {
 		return
 	}
+	delete(e.terms.read, id)
 	if err := revoke(ctx, e.client, id, e.callTimeout()); err != nil {
 		e.log.Debug("a lease is left to lapse", "lease", leaseHex(id), "error", err)
 	}
@@ -215,7 +251,7 @@ func (e *Engine) inherit(ctx context.Context, own Entry, s *Snapshot, n conf.Net
 		return e.waitFor(err.Error())
 	}
 	if e.inheriting == 0 {
-		e.inheriting = newLeaseID()
+		e.inheriting = e.terms.newLease()
 	}
 	e.inherited = own.Lease
 	id := e.inheriting

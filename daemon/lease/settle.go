@@ -61,6 +61,7 @@ func (e *Engine) meetLocked(now Life) (changed bool) {
 		}
 		e.againLocked()
 	}
+	clear(e.terms.read) // they are of the other life
 	return true
 }
 
@@ -237,7 +238,7 @@ func (e *Engine) reassert(ctx context.Context, t tenancy, s *Snapshot) time.Dura
 		return e.failed(t, err)
 	}
 	if e.asserting == 0 {
-		e.update(func() { e.asserting = newLeaseID() })
+		e.update(func() { e.asserting = e.terms.newLease() })
 	}
 	if err := e.grantUnder(ctx, e.asserting, e.leaseTTL(s, t.ttl)); err != nil {
 		return e.failed(t, err)

@@ -34,6 +34,8 @@ type Snapshot struct {
 	Revision int64
 	// ClusterID is etcd's own, from the same header.
 	ClusterID uint64
+	// Term is etcd's raft term from the header of a list, else 0.
+	Term uint64
 	// Config is the raw network config; it is judged where it is used.
 	Config Versioned[[]byte]
 	Store  Versioned[Store]

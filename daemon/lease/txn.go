@@ -104,15 +104,19 @@ func (h Holding) update(r Record) fenced {
 	}
 }
 
-// rebind moves the own key to the lease to, while nothing settles. The fence
-// must have been cut to what both leases allow before this is sent.
-func (h Holding) rebind(to clientv3.LeaseID) (fenced, error) {
+// rebind moves the own key to the lease to. While the store settles only a node
+// whose fence is open may: nobody else's can be on this subnet. The fence must
+// have been cut to what both leases allow before this is sent.
+func (h Holding) rebind(to clientv3.LeaseID, open bool) (fenced, error) {
 	if to == 0 {
 		return fenced{}, ErrNoLease
 	}
-	key := h.keys.Subnet(h.subnets)
+	key, cmps := h.keys.Subnet(h.subnets), h.unchanged()
+	if !open {
+		cmps = append(cmps, absent(h.keys.Settle()))
+	}
 	return fenced{
-		cmps: append(h.unchanged(), absent(h.keys.Settle())),
+		cmps: cmps,
 		then: []clientv3.Op{clientv3.OpPut(key, h.record.encode(), clientv3.WithLease(to))},
 	}, nil
 }

@@ -343,7 +343,7 @@ func list(ctx context.Context, c *clientv3.Client, m *mirror, timeout time.Durat
 	}
 	m.reset(resp.Kvs)
 	s := m.snapshot(resp.Header.Revision, resp.Header.ClusterId)
-	s.Listed = true
+	s.Listed, s.Term = true, resp.Header.RaftTerm
 	return s, nil
 }
 

@@ -75,7 +75,7 @@ func (t *tap) List(ctx context.Context, c *clientv3.Client) (*lease.Snapshot, er
 		return nil, err
 	}
 	listed := *snap
-	listed.Listed = true
+	listed.Listed, listed.Term = true, got.term
 	return &listed, nil
 }
 
@@ -178,8 +178,11 @@ func (r *reached) wait(ctx context.Context, revision int64) error {
 	}
 }
 
-// answer is the header's revision of an answer of etcd's.
-type answer struct{ revision int64 }
+// answer is of the header of an answer of etcd's.
+type answer struct {
+	revision int64
+	term     uint64 // raft's
+}
 
 // unread is gRPC's codec less the decoding of what is not looked at.
 type unread struct{}
@@ -212,6 +215,6 @@ func (unread) Unmarshal(data mem.BufferSlice, v any) error {
 	if err := encoding.GetCodecV2(proto.Name).Unmarshal(mem.BufferSlice{mem.SliceBuffer(text)}, &h); err != nil {
 		return fmt.Errorf("header of an answer: %w", err)
 	}
-	v.(*answer).revision = h.Revision
+	*v.(*answer) = answer{revision: h.Revision, term: h.RaftTerm}
 	return nil
 }
