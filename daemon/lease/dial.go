@@ -32,7 +32,7 @@ const (
 // passwords are read, as they are needed: only bad certificates make it fail.
 // opts come on top of what Dial sets.
 func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
-	dial := []grpc.DialOption{reconnect()}
+	dial := append(led(), reconnect())
 	if e.CAFile != "" || e.CertFile != "" {
 		secure, err := newRotating(transport.TLSInfo{TrustedCAFile: e.CAFile, CertFile: e.CertFile, KeyFile: e.KeyFile})
 		if err != nil {
