@@ -188,7 +188,7 @@ func (t *tenancy) failing() bool {
 // NewEngine returns an engine that has done nothing yet.
 func NewEngine(cfg Config) *Engine {
 	return &Engine{cfg: cfg, keys: NewKeys(cfg.Prefix), log: cfg.Log, starved: newStarved(time.Second),
-		wake: make(chan struct{}, 1), lacking: make(chan struct{}, 1), asks: make(chan ask), dead: map[clientv3.LeaseID]bool{}, terms: terms{read: map[clientv3.LeaseID]uint64{}}, changed: make(chan struct{}), problems: problems{}}
+		wake: make(chan struct{}, 1), lacking: make(chan struct{}, 1), asks: make(chan ask), dead: map[clientv3.LeaseID]bool{}, terms: terms{read: map[clientv3.LeaseID]reading{}}, changed: make(chan struct{}), problems: problems{}}
 }
 
 // Run holds the node's subnet until ctx ends, with the kernel's half in f. It
@@ -341,6 +341,7 @@ func (e *Engine) look(ctx context.Context) time.Duration {
 		return pause
 	}
 	e.looked = time.Now()
+	at := e.cfg.Clock()
 	e.recall()
 	s, err := e.list(ctx, e.callTimeout())
 	if err != nil {
@@ -352,7 +353,7 @@ func (e *Engine) look(ctx context.Context) time.Duration {
 	e.starved.Reset()
 	e.reachable()
 	e.adopt(s)
-	e.terms.now = s.Term
+	e.terms.see(reading{s.Term, at}, s.Settle.ModRevision)
 	if e.cfg.Birth != nil && s.Store.ModRevision == 0 && !e.unsettled() {
 		return e.birth(ctx, s)
 	}

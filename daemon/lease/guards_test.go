@@ -32,8 +32,8 @@ func TestEveryWriteYieldsToWhatItHasNotRead(t *testing.T) {
 	}
 	writes := map[string]func(Holding, *Snapshot) (fenced, error){
 		"move while open": func(h Holding, _ *Snapshot) (fenced, error) { return h.rebind(granted(t, c), true) },
-		"update": func(h Holding, _ *Snapshot) (fenced, error) { return h.update(h.record), nil },
-		"rebind": func(h Holding, _ *Snapshot) (fenced, error) { return h.rebind(granted(t, c), false) },
+		"update":          func(h Holding, _ *Snapshot) (fenced, error) { return h.update(h.record), nil },
+		"rebind":          func(h Holding, _ *Snapshot) (fenced, error) { return h.rebind(granted(t, c), false) },
 		"take over": func(h Holding, s *Snapshot) (fenced, error) {
 			return h.takeOver(granted(t, c), h.record, s, Owner{})
 		},

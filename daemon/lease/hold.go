@@ -101,7 +101,7 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 		return jitter(firstRetry) // a list shows what to make of it
 	}
 	if v.answered {
-		e.terms.now = v.term
+		e.terms.see(reading{v.term, v.t0}, v.settle)
 	}
 	if v.answered && v.settle != 0 {
 		e.overlooked()
@@ -127,8 +127,8 @@ func (e *Engine) renew(ctx context.Context, t tenancy) time.Duration {
 	case v.err != nil:
 		return e.unanswered(ctx, t, v.err)
 	}
-	e.recognise(ctx, t)
-	if !e.mayMoveOn(t) && !e.open() {
+	e.recognise(ctx, v.holding)
+	if !e.mayMoveOn(v.holding) && !e.open() {
 		return e.moveFirst(ctx, t, v)
 	}
 	v.deadline = min(v.deadline, limit)
@@ -187,7 +187,7 @@ func (e *Engine) proven(gen uint64, t tenancy, v verdict) bool {
 		e.unprovenLocked(t, errSettling)
 		return false
 	}
-	if !e.mayMoveOn(t) {
+	if !e.mayMoveOn(v.holding) {
 		v.deadline = min(v.deadline, e.held.deadline)
 	}
 	e.cfg.at("before the fence is armed")
@@ -320,9 +320,9 @@ func (e *Engine) publish(ctx context.Context) {
 func (e *Engine) remember(h Holding) {
 	e.mu.Lock()
 	m := e.memoryLocked(e.cfg.Memory.Get().remember(h, e.cfg.Boot))
-	m.Held.Past, m.Held.Term, m.Moving = e.past, e.terms.read[h.lease], nil
+	m.Held.Past, m.Held.Term, m.Moving = e.past, e.terms.read[h.lease].term, nil
 	if e.moving != nil {
-		m.Moving = &MemoryOfMove{e.moving.lease, int64(e.moving.ttl / time.Second), e.terms.read[e.moving.lease]}
+		m.Moving = &MemoryOfMove{e.moving.lease, int64(e.moving.ttl / time.Second), e.terms.read[e.moving.lease].term}
 	}
 	e.mu.Unlock()
 	e.saved = time.Now()

@@ -34,43 +34,51 @@ func (e *Engine) rebind(ctx context.Context, pause time.Duration) time.Duration 
 	if t == nil || n == nil || e.unsettled() && !e.open() {
 		return pause
 	}
-	if e.moving == nil {
-		in, other := e.toMove(*t)
-		switch {
-		case other && in == 0, e.outdated(*t, *n) && !e.unsettled():
-		case other:
-			return min(pause, in)
-		default:
-			e.granted() // there is nothing left that etcd could refuse
-			e.full = false
-			return pause
-		}
-		if e.spare == 0 {
-			e.spare = e.terms.newLease()
-		}
-		m := &move{lease: e.spare}
-		t0 := e.cfg.Clock()
-		got, err := grant(ctx, e.client, m.lease, n.LeaseTTL, CallTimeout(t.ttl))
-		e.refuses(err)
-		if err != nil {
-			e.denied(err)
-			return min(pause, retryWaiting)
-		}
-		e.asked, m.ttl = grantedTTL{n.LeaseTTL, got}, got
-		if got == t.ttl && !other {
-			e.spare = 0
-			e.dropLease(ctx, m.lease)
-			return pause
-		}
-		if err := e.cut(Deadline(t0, got)); err != nil {
-			e.log.Error("the lease keeps its length", "error", err)
-			return min(pause, retryWaiting)
-		}
-		e.update(func() { e.moving, e.spare = m, 0 })
-		// Whoever goes on after this process must know where the key may be.
-		e.remember(t.Holding)
+	if e.moving != nil {
+		return e.tryMove(ctx, *t)
 	}
-	return e.tryMove(ctx, *t)
+	in, other := e.toMove(*t)
+	switch {
+	case other && in == 0, e.outdated(*t, *n) && !e.unsettled():
+		return e.beginMove(ctx, *t, *n, pause)
+	case other:
+		return min(pause, in)
+	}
+	e.granted() // there is nothing left that etcd could refuse
+	e.full = false
+	return pause
+}
+
+// beginMove asks for the other lease and sends the move.
+func (e *Engine) beginMove(ctx context.Context, t tenancy, n conf.Network, pause time.Duration) time.Duration {
+	if e.spare == 0 {
+		e.spare = e.terms.newLease()
+	}
+	m := &move{lease: e.spare}
+	t0 := e.cfg.Clock()
+	got, err := grant(ctx, e.client, m.lease, n.LeaseTTL, CallTimeout(t.ttl))
+	e.refuses(err)
+	switch {
+	case e.full && t.ttl == n.LeaseTTL:
+		return pause // it does without: see mayMoveOn
+	case err != nil:
+		e.denied(err)
+		return min(pause, retryWaiting)
+	}
+	e.asked, m.ttl = grantedTTL{n.LeaseTTL, got}, got
+	if got == t.ttl && e.sameLeader(t.lease, t.ttl) {
+		e.spare = 0
+		e.dropLease(ctx, m.lease)
+		return pause
+	}
+	if err := e.cut(Deadline(t0, got)); err != nil {
+		e.log.Error("the key stays on its lease", "error", err)
+		return min(pause, retryWaiting)
+	}
+	e.update(func() { e.moving, e.spare = m, 0 })
+	// Whoever goes on after this process must know where the key may be.
+	e.remember(t.Holding)
+	return e.tryMove(ctx, t)
 }
 
 // granted ends the problem that etcd refuses what is needed.

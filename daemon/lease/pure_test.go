@@ -172,7 +172,11 @@ func TestCycleCountsFromBeforeTheSend(t *testing.T) {
 			if v.err == nil || v.proven || v.lost != "" {
 				t.Fatalf("silence concluded something: %+v", v)
 			}
-		case ttl <= 0 || !s.succeed:
+		case ttl <= 0 && s.succeed:
+			if !v.denied || v.err == nil || v.proven || v.lost != "" {
+				t.Fatalf("a lease that one member denies, with the key on it: %+v", v)
+			}
+		case !s.succeed:
 			if v.lost == "" || v.proven {
 				t.Fatalf("not lost: %+v", v)
 			}

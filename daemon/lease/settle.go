@@ -61,7 +61,7 @@ func (e *Engine) meetLocked(now Life) (changed bool) {
 		}
 		e.againLocked()
 	}
-	clear(e.terms.read) // they are of the other life
+	e.terms.forget()
 	return true
 }
 
