@@ -150,12 +150,6 @@ func HasProblem(s *api.Status, code string) bool {
 	return false
 }
 
-// SameTenancy says that a node holds what it held. The lease may be another one:
-// when etcd's leader changes, the key moves to one that the next leader grants.
-func SameTenancy(s, was *api.Status) bool {
-	return s.Lease != nil && was.Lease != nil && s.Subnet == was.Subnet && s.Subnet6 == was.Subnet6 && s.Lease.Epoch == was.Lease.Epoch
-}
-
 // Well tells that nothing is wrong with a node. What it says of an old etcd does
 // not count: that one is the choice of who runs the tests (package packaged).
 func Well(s *api.Status) bool {

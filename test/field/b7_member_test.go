@@ -37,7 +37,7 @@ func TestB7Member(t *testing.T) {
 		cluster.Stays(ctx, t, 3*ttl, fmt.Sprintf("both nodes hold while member %d hangs", i+1), func() error {
 			for _, n := range c.Nodes {
 				s := cluster.Status(ctx, t, n)
-				if !cluster.SameTenancy(s, before[n.Host]) || !s.Ready {
+				if s.Lease == nil || s.Lease.ID != before[n.Host].Lease.ID || !s.Ready {
 					return fmt.Errorf("%s is %s: %s", n.Host, s.State, s.Reason)
 				}
 				least = min(least, time.Duration(s.Lease.RemainingSeconds*float64(time.Second)))

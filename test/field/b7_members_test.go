@@ -48,7 +48,7 @@ func TestB7Leader(t *testing.T) {
 		cluster.Stays(ctx, t, time.Until(next), "the node holds", func() error { return holds(ctx, n, before) })
 	}
 	t.Logf("%d leaders in %s", elections, during)
-	keptOn(ctx, t, n, before)
+	untouchedLease(ctx, t, n, before)
 }
 
 // leads makes member i the leader, or the next one if it is already.
@@ -128,7 +128,7 @@ func TestB7Replaced(t *testing.T) {
 	peers := publish(ctx, store, 2)
 	arrives(ctx, t, newsTime, n, peers)
 	provesOn(ctx, t, n)
-	keptOn(ctx, t, n, before)
+	untouchedLease(ctx, t, n, before)
 	if s := cluster.Status(ctx, t, n); cluster.HasProblem(s, "store-went-back") {
 		t.Errorf("the node takes the store for another one: %+v", s.Problems)
 	}
@@ -140,14 +140,15 @@ func holds(ctx context.Context, n *lab.Node, before *api.Status) error {
 	if err != nil {
 		return err
 	}
-	if !cluster.SameTenancy(s, before) || !s.Ready {
+	if s.Lease == nil || s.Lease.ID != before.Lease.ID || s.Subnet != before.Subnet || !s.Ready {
 		return fmt.Errorf("it is %s, ready %t, with %s under %+v: %s", s.State, s.Ready, s.Subnet, s.Lease, s.Reason)
 	}
 	return nil
 }
 
-// keptOn makes sure that the node holds what it held, and never lost it.
-func keptOn(ctx context.Context, t *testing.T, n *lab.Node, before *api.Status) {
+// untouchedLease makes sure that the node holds what it held, under the same
+// lease, and never lost it.
+func untouchedLease(ctx context.Context, t *testing.T, n *lab.Node, before *api.Status) {
 	t.Helper()
 	if err := holds(ctx, n, before); err != nil {
 		t.Error(err)
@@ -178,5 +179,5 @@ func TestB7Slow(t *testing.T) {
 	addresses(ctx, t, n, "p", before.Subnet)
 	cluster.Stays(ctx, t, during, "the node holds", func() error { return holds(ctx, n, before) })
 	arrives(ctx, t, repairTime, n, publish(ctx, c.Store(t), 1))
-	keptOn(ctx, t, n, before)
+	untouchedLease(ctx, t, n, before)
 }
