@@ -97,8 +97,8 @@ func allAway(t *testing.T, cut func(ctx context.Context, t *testing.T, c *cluste
 			t.Errorf("%s wrote %d lines:\n%s", n.Host, lines[n], n.Logs(lines[n]))
 		}
 	}
-	if s := cluster.Wait(ctx, t, holder, "is held", func(s *api.Status) bool { return s.State == api.StateHeld }); s.Lease.ID != before.Lease.ID {
-		t.Errorf("it holds %s under %s, it held %s under %s", s.Subnet, s.Lease.ID, before.Subnet, before.Lease.ID)
+	if s := cluster.Wait(ctx, t, holder, "is held", func(s *api.Status) bool { return s.State == api.StateHeld }); s.Lease.Epoch != before.Lease.Epoch {
+		t.Errorf("it holds %s in epoch %d, it held %s in epoch %d", s.Subnet, s.Lease.Epoch, before.Subnet, before.Lease.Epoch)
 	}
 }
 

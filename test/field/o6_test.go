@@ -171,8 +171,8 @@ func (u *withUsers) watched(ctx context.Context, ring *cluster.Ring) {
 		s := cluster.Wait(ctx, u.t, n, "has proven its subnet, and nothing is wrong", func(s *api.Status) bool {
 			return s.State == api.StateHeld && len(s.Problems) == 0
 		})
-		if s.Lease.ID != ring.Before[i].Lease.ID {
-			u.t.Errorf("%s has lease %s, had %s", n.Host, s.Lease.ID, ring.Before[i].Lease.ID)
+		if s.Lease.Epoch != ring.Before[i].Lease.Epoch {
+			u.t.Errorf("%s holds %s in epoch %d, held %s in epoch %d", n.Host, s.Subnet, s.Lease.Epoch, ring.Before[i].Subnet, ring.Before[i].Lease.Epoch)
 		}
 	}
 	p := cluster.FakePeer(1)
