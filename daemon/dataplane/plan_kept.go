@@ -19,24 +19,24 @@ func (p *planner) keptPeers(dev overlay, wanted []Peer) []Peer {
 		return nil
 	}
 	found := p.foundPeers(dev)
-	macs, standing := map[vtep]bool{}, map[MAC]bool{}
+	macs := map[vtep]bool{}
 	for _, peer := range wanted {
 		macs[peer.vtep()] = true
-		if p.have.Tokens[peer.MAC] == peer.Subnet {
-			standing[peer.MAC] = true
-		}
+	}
+	listed := make(map[MAC]bool, len(p.want.Peers))
+	for _, peer := range p.want.Peers {
+		listed[peer.MAC] = true
 	}
 	taken := p.claimed(found)
 	var kept []Peer
 	for _, peer := range found {
 		_, own := p.ownOverlap(peer.Subnet)
 		_, clash := taken.overlap(peer.Subnet)
-		// A tenancy is of both families: it ends with either, unless the list
-		// has it for that one itself.
+		// A tenancy is of both families: it ends with either. And one that is in
+		// the list has what the list says.
+		_, ended := taken.overlap(p.have.Tokens[peer.MAC])
 		_, ours := p.ownOverlap(p.have.Tokens[peer.MAC])
-		_, theirs := taken.overlap(p.have.Tokens[peer.MAC])
-		ended := (ours || theirs) && !standing[peer.MAC]
-		if own || clash || ended || macs[peer.vtep()] || peer.PublicIP == dev.want.Local || !p.want.inNetwork(peer.Subnet) {
+		if own || ours || clash || ended || listed[peer.MAC] || macs[peer.vtep()] || peer.PublicIP == dev.want.Local || !p.want.inNetwork(peer.Subnet) {
 			continue
 		}
 		taken.add(peer.Subnet)
