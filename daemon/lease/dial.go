@@ -48,7 +48,7 @@ func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
 		Endpoints: e.Endpoints, DialTimeout: dialTimeout,
 		// Pings are for the watch's connection. On one without a stream etcd
 		// answers them with GOAWAY; a member that hangs there costs a call its
-		// timeout, and a cycle half of one.
+		// timeout, and a cycle a quarter of one.
 		DialKeepAliveTime: keepaliveEvery, DialKeepAliveTimeout: keepaliveTimeout,
 		BackoffWaitBetween: readAgain,
 		DialOptions:        append(dial, opts...),

@@ -6,9 +6,9 @@ import (
 )
 
 // hedged makes a call that may be made twice without harm. Where it has not been
-// answered after half of the timeout it is made again beside the first, which
+// answered after a quarter of the timeout it is made again beside the first, which
 // the client's balancer sends to another endpoint: one member that hangs must
-// not cost a whole cycle. The first answer counts, and of two errors the later
+// not cost a whole cycle, nor all that a move to another lease asks. The first answer counts, and of two errors the later
 // one. It returns when both have ended.
 //
 // Both are sent after the caller has read t0, so whichever answers, the
@@ -35,7 +35,7 @@ func hedged[T any](ctx context.Context, timeout time.Duration, call func(context
 		}
 	}()
 	try()
-	again := time.NewTimer(timeout / 2)
+	again := time.NewTimer(timeout / 4)
 	defer again.Stop()
 	for {
 		select {

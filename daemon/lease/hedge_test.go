@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestHedged: the second try goes out after half of the time, the first answer
+// TestHedged: the second try goes out after a quarter of the time, the first answer
 // counts, an early error is an answer, and nothing is left running.
 func TestHedged(t *testing.T) {
 	errNo := errors.New("no")
@@ -25,7 +25,7 @@ func TestHedged(t *testing.T) {
 	}{
 		"quick":                 {[]reply{{time.Second, nil}}, time.Second, nil},
 		"quick error":           {[]reply{{time.Second, errNo}}, time.Second, errNo},
-		"first hangs":           {[]reply{{never, nil}, {time.Second, nil}}, 6 * time.Second, nil},
+		"first hangs":           {[]reply{{never, nil}, {time.Second, nil}}, 3500 * time.Millisecond, nil},
 		"first is slow":         {[]reply{{7 * time.Second, nil}, {never, nil}}, 7 * time.Second, nil},
 		"second refused":        {[]reply{{7 * time.Second, nil}, {time.Second, errNo}}, 7 * time.Second, nil},
 		"both hang":             {[]reply{{never, nil}, {never, nil}}, 10 * time.Second, context.DeadlineExceeded},

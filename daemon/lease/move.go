@@ -56,7 +56,10 @@ func (e *Engine) beginMove(ctx context.Context, t tenancy, n conf.Network, pause
 	}
 	m := &move{lease: e.spare}
 	t0 := e.cfg.Clock()
-	got, err := grant(ctx, e.client, m.lease, n.LeaseTTL, CallTimeout(t.ttl))
+	call := CallTimeout(t.ttl)
+	got, err := hedged(ctx, call, func(ctx context.Context) (time.Duration, error) {
+		return grant(ctx, e.client, m.lease, n.LeaseTTL, call)
+	})
 	e.refuses(err)
 	switch {
 	case e.full && t.ttl == n.LeaseTTL:
@@ -106,7 +109,10 @@ func (e *Engine) tryMove(ctx context.Context, t tenancy) time.Duration {
 		return again
 	}
 	e.cfg.at("before the key moves")
-	resp, err := commit(ctx, e.client, f, CallTimeout(t.ttl))
+	call := CallTimeout(t.ttl)
+	resp, err := hedged(ctx, call, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return commit(ctx, e.client, f, call)
+	})
 	e.cfg.at("after the key moved")
 	e.refuses(err)
 	if err != nil {
