@@ -34,6 +34,7 @@ func conformance6(t *testing.T, newMachine func(*testing.T) *machine) {
 		"StrandedSubnet":    stranded6,
 		"FamilyGoes":        familyGoes,
 		"KeptPeers":         keptPeers6,
+		"KeptFamily":        keptFamily,
 		"KeptPlainRoutes":   keptDirect6,
 		"RoutersAreHeard":   routersAreHeard,
 		"NoOverlayOfOne":    noOverlayOfOne,
@@ -242,7 +243,7 @@ func jumps(r *dataplane.Rules) (n int) {
 }
 
 // keptPeers6: with the list in doubt a peer stays in both families, until one of
-// its subnets is somebody else's.
+// its subnets is somebody else's, or this node's.
 func keptPeers6(t *testing.T, m *machine) {
 	m.converge(t, dual34(35, 36))
 	want := dual34()
@@ -255,6 +256,32 @@ func keptPeers6(t *testing.T, m *machine) {
 	s := m.read(t)
 	if len(s.Tokens) != 1 || len(s.FDB) != 2 || len(s.Neighs) != 2 {
 		t.Errorf("tokens %v, entries %v, neighbours %v", s.Tokens, s.FDB, s.Neighs)
+	}
+	want.Claims = nil
+	want.Bridge.Gateways = append(want.Bridge.Gateways, prefix("10.5.35.1/24"))
+	m.converge(t, want)
+	if s := m.read(t); len(s.Tokens)+len(s.FDB)+len(s.Neighs) > 0 {
+		t.Errorf("with the subnet on the bridge: tokens %v, entries %v, neighbours %v", s.Tokens, s.FDB, s.Neighs)
+	}
+}
+
+// keptFamily: with the list in doubt, a peer that is on it with one family has what
+// the list says of it, in the first pass already.
+func keptFamily(t *testing.T, m *machine) {
+	four, six := withIPv6(node34(peer(36))), withIPv6(node34(), peer6(36))
+	for name, c := range map[string]struct{ before, listed dataplane.Desired }{
+		"IPv4 listed": {six, four}, "IPv6 listed": {four, six}, "of both, IPv4 listed": {dual34(36), four}, "of both, IPv6 listed": {dual34(36), six},
+	} {
+		m.converge(t, c.before)
+		c.listed.KeepPeers = true
+		m.converge(t, c.listed)
+		s, p, link := m.read(t), c.listed.Peers[0], overlay
+		if p.Subnet.Addr().Is6() {
+			link = overlay6
+		}
+		if missing := missingOf(s, link, p, true); missing != "" || len(s.Tokens) != 1 || len(s.FDB) != 1 || len(s.Neighs) != 1 {
+			t.Errorf("%s: there is no %q; tokens %v, entries %v, neighbours %v", name, missing, s.Tokens, s.FDB, s.Neighs)
+		}
 	}
 }
 

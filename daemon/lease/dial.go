@@ -32,7 +32,7 @@ const (
 // passwords are read, as they are needed: only bad certificates make it fail.
 // opts come on top of what Dial sets.
 func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
-	dial := []grpc.DialOption{reconnect()}
+	dial := append(led(), reconnect())
 	if e.CAFile != "" || e.CertFile != "" {
 		secure, err := newRotating(transport.TLSInfo{TrustedCAFile: e.CAFile, CertFile: e.CertFile, KeyFile: e.KeyFile})
 		if err != nil {
@@ -48,7 +48,7 @@ func Dial(e conf.Etcd, opts ...grpc.DialOption) (*clientv3.Client, error) {
 		Endpoints: e.Endpoints, DialTimeout: dialTimeout,
 		// Pings are for the watch's connection. On one without a stream etcd
 		// answers them with GOAWAY; a member that hangs there costs a call its
-		// timeout, and a cycle half of one.
+		// timeout, and a cycle a quarter of one.
 		DialKeepAliveTime: keepaliveEvery, DialKeepAliveTimeout: keepaliveTimeout,
 		BackoffWaitBetween: readAgain,
 		DialOptions:        append(dial, opts...),

@@ -9,8 +9,8 @@ import (
 // once more.
 type patience struct{ timeout, again time.Duration }
 
-// patient waits for half of the time.
-func patient(timeout time.Duration) patience { return patience{timeout, timeout / 2} }
+// patient waits for a quarter of the time.
+func patient(timeout time.Duration) patience { return patience{timeout, timeout / 4} }
 
 // hurry is how long an etcd that is well takes for an answer, and then some.
 const hurry = 100 * time.Millisecond
@@ -27,10 +27,10 @@ func patientFor(ttl, remaining time.Duration) patience {
 }
 
 // hedged makes a call that may be made twice without harm. Where it has not been
-// answered in good time it is made again beside the first, which
-// the client's balancer sends to another endpoint: one member that hangs must
-// not cost a whole cycle. The first answer counts, and of two errors the later
-// one. It returns when both have ended.
+// answered in good time it is made again beside the first, which the client's
+// balancer sends to another endpoint: one member that hangs must not cost a whole
+// cycle, nor all that a move to another lease asks. The first answer counts, and of
+// two errors the later one. It returns when both have ended.
 //
 // Both are sent after the caller has read t0, so whichever answers, the
 // deadline counts from before it.

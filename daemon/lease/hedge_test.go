@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestHedged: the second try goes out after half of the time, the first answer
+// TestHedged: the second try goes out after a quarter of the time, the first answer
 // counts, an early error is an answer, and nothing is left running.
 func TestHedged(t *testing.T) {
 	errNo := errors.New("no")
@@ -25,7 +25,7 @@ func TestHedged(t *testing.T) {
 	}{
 		"quick":                 {[]reply{{time.Second, nil}}, time.Second, nil},
 		"quick error":           {[]reply{{time.Second, errNo}}, time.Second, errNo},
-		"first hangs":           {[]reply{{never, nil}, {time.Second, nil}}, 6 * time.Second, nil},
+		"first hangs":           {[]reply{{never, nil}, {time.Second, nil}}, 3500 * time.Millisecond, nil},
 		"first is slow":         {[]reply{{7 * time.Second, nil}, {never, nil}}, 7 * time.Second, nil},
 		"second refused":        {[]reply{{7 * time.Second, nil}, {time.Second, errNo}}, 7 * time.Second, nil},
 		"both hang":             {[]reply{{never, nil}, {never, nil}}, 10 * time.Second, context.DeadlineExceeded},
@@ -55,11 +55,11 @@ func TestHedged(t *testing.T) {
 // TestPatience: a second answer is asked for at once where the fence closes soon.
 func TestPatience(t *testing.T) {
 	for _, c := range []struct{ ttl, remaining, again time.Duration }{
-		{24 * time.Hour, 23 * time.Hour, maxCall / 2},
+		{24 * time.Hour, 23 * time.Hour, maxCall / 4},
 		{24 * time.Hour, 11 * time.Hour, hurry},
-		{6 * time.Second, 3 * time.Second, time.Second},
+		{6 * time.Second, 3 * time.Second, 500 * time.Millisecond},
 		{6 * time.Second, 3*time.Second - 1, hurry},
-		{6 * time.Second, 0, time.Second}, // closed: a storm of newcomers asks no more than it must
+		{6 * time.Second, 0, 500 * time.Millisecond}, // closed: a storm of newcomers asks no more than it must
 	} {
 		if p := patientFor(c.ttl, c.remaining); p.again != c.again || p.timeout != CallTimeout(c.ttl) {
 			t.Errorf("lease %s, %s left: %+v, want a second call after %s", c.ttl, c.remaining, p, c.again)

@@ -236,8 +236,9 @@ func (o ownership) fault(before ownership) string {
 		return "a record without a lease"
 	case before.live && o.uid != before.uid:
 		return "another's record is written over"
-	case before.live && o.lease != before.lease:
-		return "the record has moved to another lease"
+	case before.live && o.lease != before.lease && o.epoch != before.epoch:
+		// With its number it may: to a lease that the present leader has granted.
+		return "the record has moved to another lease under another number"
 	case o.uid != before.uid && o.epoch <= before.epoch:
 		return "the new owner's number is not higher"
 	}

@@ -91,7 +91,9 @@ func outage(t *testing.T, etcd func(ctx context.Context, t *testing.T, c *cluste
 
 // TestB7Latency is the same with an etcd that answers late: each request is held
 // up for up to 1.5 s, which is just below what a call may take under so short a
-// lease. Right is: not one loss. With TENURE_LONG=1 it goes on for 200 TTLs.
+// lease. Right is: not one loss. With TENURE_LONG=1 it goes on for 200 TTLs. The
+// overlay may close for a moment, and may open again under another lease: behind a
+// closed fence a leader's term counts for no longer than a lease lasts.
 func TestB7Latency(t *testing.T) {
 	during, limit := 30*time.Second, 2*time.Minute
 	if os.Getenv("TENURE_LONG") != "" {
@@ -118,13 +120,13 @@ func TestB7Latency(t *testing.T) {
 			return errors.Join(err, lives(n))
 		}
 		looks[s.State]++
-		if s.Lease == nil || s.Lease.ID != first.Lease.ID || s.Subnet != first.Subnet {
+		if s.Lease == nil || s.Lease.Epoch != first.Lease.Epoch || s.Subnet != first.Subnet {
 			return fmt.Errorf("it is %s with %s under %+v, it had %s under %+v", s.State, s.Subnet, s.Lease, first.Subnet, first.Lease)
 		}
 		return nil
 	})
 	now, err := store.Get(ctx, cluster.SubnetKey(first.Subnet))
-	if err != nil || len(now.Kvs) != 1 || now.Kvs[0].CreateRevision != key.Kvs[0].CreateRevision || now.Kvs[0].Lease != key.Kvs[0].Lease {
+	if err != nil || len(now.Kvs) != 1 || now.Kvs[0].CreateRevision != key.Kvs[0].CreateRevision {
 		t.Errorf("the key of %s is %v, it was %v (%v)", first.Subnet, now, key, err)
 	}
 	t.Logf("seed %d, looks at the state: %v", seed, looks)

@@ -77,8 +77,8 @@ func TestO13(t *testing.T) {
 		t.Errorf("%d lines about it", lines)
 	}
 	after := cluster.WaitState(ctx, t, n, api.StateHeld)
-	if after.Lease.ID != before.Lease.ID || after.Subnet != before.Subnet {
-		t.Errorf("holds %s by %s, held %s by %s", after.Subnet, after.Lease.ID, before.Subnet, before.Lease.ID)
+	if after.Subnet != before.Subnet || after.Lease.Epoch != before.Lease.Epoch {
+		t.Errorf("holds %s by %+v, held %s by %+v", after.Subnet, after.Lease, before.Subnet, before.Lease)
 	}
 	if !long {
 		return
