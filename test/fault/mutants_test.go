@@ -54,14 +54,12 @@ func mutants() []mutant {
 			{txn, `append(free(k, c.Subnets, seen), absent(k.Settle()),`, `append(free(k, c.Subnets, seen),`}}, "wiped", ""},
 		{"reassert-without-absence", []edit{{txn, `		cmps: free(h.keys, h.subnets, seen),
 		then: write(h.keys, h.subnets, l, h.record, o),`, `		then: write(h.keys, h.subnets, l, h.record, o),`}}, "wiped", ""},
-		{"unknown-move-revoked", []edit{{move, `	if err != nil {
-		e.log.Warn("whether the key has moved`, `	if err != nil {
-		e.dropLease(ctx, e.moving.lease)
+		{"unknown-move-revoked", []edit{{move, `		e.log.Warn("whether the key has moved`, `		e.dropLease(ctx, e.moving.lease)
 		e.log.Warn("whether the key has moved`}}, "unanswered", ""},
 		{"move-without-cut", []edit{{move, `	if err := e.cut(Deadline(t0, got)); err != nil {`, `	_ = t0
 	if err := error(nil); err != nil {`}}, "move", ""},
-		{"any-leader", []edit{{term, `return e.full || e.underItsLeader(h)`, `return true`},
-			{term, `if e.sameLeader(t.lease, t.ttl) {`, `if true {`}}, "followed", ""},
+		{"any-leader", []edit{{term, `return !e.terms.behind && (e.underItsLeader(h) || e.withoutSpace(h.ttl))`, `return true`},
+			{term, `if e.terms.same(t.lease) || e.terms.behind {`, `if true {`}}, "followed", ""},
 		{"release-deletes", []edit{{release, `	if machineIsOff {
 		return h.leave(o), nil`, `	if machineIsOff || s != nil {
 		return h.leave(o), nil`}}, "released", ""},

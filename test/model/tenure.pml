@@ -57,7 +57,6 @@ typedef Lease { bool alive; byte left, ttl
 #ifdef LEADERS
 	bool present            /* granted by the leader that leads */
 	byte seen               /* the term that its node read before it asked for it; 0 is unknown */
-	byte fresh              /* how long that counts while the fence is closed */
 #endif
 }
 
@@ -78,6 +77,9 @@ byte live[NODES];               /* for which subnet, or NONE */
 byte token[NODES];              /* the epoch in its MAC */
 byte cycle[NODES];              /* the deadline of the cycle under way, which runs from t0 on */
 byte uid[NODES], boot[NODES];
+#ifdef LEADERS
+byte recent[NODES];             /* how long its last answer is recent */
+#endif
 byte known[NODES];              /* the age of the store that it knows */
 byte dead[NODES];               /* leases whose end it has asked for, a bit each */
 bool crash[NODES];              /* its daemon is to start anew */
@@ -279,7 +281,7 @@ inline grant(to, ttl_) {
 #ifdef LEADERS
 	lease[to].present = 1
 	if
-	:: lease[to].seen = term; lease[to].fresh = DEADLINE(to)
+	:: lease[to].seen = term
 	:: changes > 0          /* an earlier one */
 	fi
 #endif
@@ -287,26 +289,41 @@ inline grant(to, ttl_) {
 
 /* ---- who leads ---- */
 
-inline unknown(l_) { lease[l_].seen = 0; lease[l_].fresh = 0 }
+inline unknown(l_) { lease[l_].seen = 0 }
 
 #ifdef LEADERS
 #define RENEWS(l) lease[l].present
 #else
 #define RENEWS(l) true
 #endif
-#ifdef NO_FRESH                 /* the term counts for as long as the lease lives */
-#define FRESH(l) true
-#else
-#define FRESH(l) (OPEN(n) || lease[l].fresh > 0)
-#endif
 #if defined(LEADERS) && !defined(NO_TERM)
-#define IN_TERM(l) (lease[l].seen == term && FRESH(l))
+#define IN_TERM(l) (lease[l].seen == term)
 #else
 #define IN_TERM(l) true
 #endif
 
+/* answered: behind a closed fence a settle may have come and gone since the last
+ * answer, if that is so long ago. A write that was committed is an answer of when
+ * it was sent: cycle[n] counts from there. */
+#ifdef LEADERS
+#define RECENT (TTL - MARGIN + DRIFT)
+#ifdef NO_FRESH
+#define OVERSLEPT false
+#else
+#define OVERSLEPT (!OPEN(n) && recent[n] == 0)
+#endif
+inline answered() { if :: OVERSLEPT && l != 0 -> unknown(l) :: else fi; recent[n] = RECENT }
+inline sent() { cycle[n] = RECENT }
+inline committed() { if :: OVERSLEPT -> unknown(l) :: else fi; recent[n] = cycle[n]; cycle[n] = 0 }
+#else
+inline answered() { skip }
+inline sent() { skip }
+inline committed() { skip }
+#endif
+
 /* proven is what becomes of a proof: whether it moves the fence on. */
 inline proven() {
+	answered()
 #if defined(LEADERS) && !defined(NO_ANEW)       /* a settle that is news says that terms may have begun anew */
 	if :: settle > 0 && !met -> unknown(l) :: else fi
 #endif
@@ -330,25 +347,27 @@ start:	atomic { s = 0; l = 0; l2 = 0; made = 0; mod = 0; epoch = 0; acked = 0; x
 		:: MINE(s) ->                                           /* resume: no write */
 			l = key[s].lease; made = key[s].made; epoch = key[s].epoch
 			if :: live[n] != s -> shut(n) :: else fi
+			answered()
 			goto held
 		:: MY_FORMER_SELF(s) && SETTLED && granted < LEASES ->
-			l2 = key[s].lease; mod = key[s].mod; NEXT_EPOCH
+			l2 = key[s].lease; mod = key[s].mod; NEXT_EPOCH; answered()
 			grant(l, TTL); cut(l)
 			goto move
 		:: ABSENT(s) && OPEN_ON(n, s) && FORGOT && granted < LEASES ->
-			epoch = token[n]; known[n] = age; op = REASSERT
+			epoch = token[n]; known[n] = age; op = REASSERT; answered()
 			grant(l, TTL); cut(l)
 			goto acquire
 		:: ABSENT(s) && SETTLED && !(OPEN_ON(n, s) && FORGOT) && granted < LEASES ->
-			NEXT_EPOCH; known[n] = age; op = ACQUIRE; shut(n)
+			NEXT_EPOCH; known[n] = age; op = ACQUIRE; shut(n); answered()
 			grant(l, TTL)
 			goto acquire
 		fi
 	}
 
-acquire: send(op, l, 0)
+acquire: sent()
+	send(op, l, 0)
 	if
-	:: atomic { answer != NO && key[s].on && key[s].lease == l -> made = key[s].made; goto held }
+	:: atomic { answer != NO && key[s].on && key[s].lease == l -> made = key[s].made; committed(); goto held }
 	:: atomic { answer == NO || !(key[s].on && key[s].lease == l) -> skip } /* absent proves nothing */
 	fi
 #ifdef NO_ABORT
@@ -362,7 +381,7 @@ undo:	/* lease l ends for certain; that it was asked for is on the disk first */
 
 held:	atomic { mod = 0; op = 0; answer = 0; l2 = 0
 #ifdef NO_BEFORE                /* the term is read when the lease is there */
-		lease[l].seen = term; lease[l].fresh = DEADLINE(l)
+		lease[l].seen = term
 #endif
 	}
 	do
@@ -419,9 +438,10 @@ held:	atomic { mod = 0; op = 0; answer = 0; l2 = 0
 
 	/* the key goes from lease l2 to l; asked again until a read shows where it hangs.
 	 * While settle stands only from one leader's lease to another's, of a node whose fence is open. */
-move:	send((op == MOVE && OPEN(n) -> MOVE : REBIND), l, l2)
+move:	sent()
+	send((op == MOVE && OPEN(n) -> MOVE : REBIND), l, l2)
 	if
-	:: atomic { HANGS(s, l) -> made = key[s].made }
+	:: atomic { HANGS(s, l) -> made = key[s].made; committed() }
 		send(REVOKE, l2, 0)
 		goto held
 	:: atomic { !HANGS(s, l) && HANGS(s, l2) && AS_READ(s, mod) -> skip }
@@ -477,13 +497,11 @@ active proctype World() {
 		for (i : 0 .. NODES - 1) {
 			if :: fence[i] > 0 && !frozen[i] -> fence[i]--; if :: fence[i] == 0 -> shut(i) :: else fi :: else fi
 			if :: cycle[i] > 0 && !frozen[i] -> cycle[i]-- :: else fi
-		}
-		for (i : 1 .. LEASES) {
-			if :: lease[i].left > 0 -> lease[i].left-- :: else fi
 #ifdef LEADERS
-			if :: lease[i].fresh > 0 -> lease[i].fresh-- :: else fi
+			if :: recent[i] > 0 -> recent[i]-- :: else fi
 #endif
 		}
+		for (i : 1 .. LEASES) { if :: lease[i].left > 0 -> lease[i].left-- :: else fi }
 		if :: settle > 0 -> settle-- :: else fi
 		i = 0
 	}
