@@ -72,6 +72,9 @@ func (e *Engine) beginMove(ctx context.Context, t tenancy, n conf.Network, pause
 	e.noteSpace(err)
 	switch {
 	case err != nil && e.full.at != 0 && !e.outdated(t, n):
+		if e.remaining() < t.ttl/2 {
+			return again // the next proof moves F on, and this one has not
+		}
 		return pause // it does without: see mayMoveOn
 	case err != nil:
 		e.denied(err)
