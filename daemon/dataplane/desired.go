@@ -45,7 +45,7 @@ type Desired struct {
 	Uplink string
 	// AsFound are families for which this node has no address at the moment: their
 	// devices and direct routes stay as they are, and so does what leads to peers
-	// by them.
+	// by them, as long as the backend stays.
 	AsFound Families
 	// Peers are the other nodes, each once for each family that it has a
 	// subnet of. Where two overlap, the earlier one in the list is programmed

@@ -79,8 +79,8 @@ func (p *planner) peers(devs []overlay) {
 		p.oldPeers(dev, items[i])
 	}
 	p.oldDirect(p.routed(wanted, devs))
-	if p.want.KeepPeers && len(devs) < len(p.want.Overlays) {
-		return // those of a device that cannot be looked at may be kept ones
+	if p.want.KeepPeers && (len(devs) < len(p.want.Overlays) || p.want.AsFound != Families{}) {
+		return // those of a device that is not looked at may be kept ones
 	}
 	for _, mac := range gone {
 		// A scope of its own: nothing that fails before may keep it in.
@@ -238,7 +238,8 @@ func (p *planner) replacedTokens() (gone []MAC) {
 			// It stays in, for the peer's other family.
 			p.add("token/"+mac.String(), AllowToken{mac, subnet})
 			p.allowed[mac] = true
-		case overlaps:
+		case overlaps, !keep && p.want.AsFound != Families{} && !p.want.KeepPeers:
+			// Of a family that is left as it is, a subnet has no new token to overlap.
 			p.add("token/"+mac.String(), DenyToken{mac})
 		case !keep:
 			gone = append(gone, mac)

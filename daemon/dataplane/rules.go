@@ -141,7 +141,7 @@ func ourChains(instance string) []ourChain {
 
 // rulesWish is all of a Desired that its rules depend on.
 type rulesWish struct {
-	families                             Families
+	families, asFound                    Families
 	name                                 string
 	networks                             string
 	ports                                string // of the overlays
@@ -152,7 +152,7 @@ type rulesWish struct {
 
 func (d Desired) rulesWish() rulesWish {
 	w := rulesWish{
-		families: d.families(), name: d.Name, networks: fmt.Sprint(d.Networks, d.Outside),
+		families: d.families(), asFound: d.AsFound, name: d.Name, networks: fmt.Sprint(d.Networks, d.Outside),
 		masq: d.Masq, held: d.Held(), clamp: d.Clamp, masqRandomFully: d.MasqRandomFully, forwardAccept: d.ForwardAccept,
 	}
 	for _, v := range d.Overlays {

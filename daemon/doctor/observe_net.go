@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -19,8 +20,12 @@ const (
 	networkManager = "NetworkManager"
 )
 
+// dumpTries bounds how often a dump is read that the kernel calls torn, for pods
+// come and go: an address that it lacks would be missed.
+const dumpTries = 10
+
 // observeLinks reads the devices, their addresses, and how the peers are
-// reached. A torn dump is as good as any: nothing is written by it.
+// reached. Of other dumps a torn one is as good as any: nothing is written by it.
 func (f *Facts) observeLinks() {
 	f.Links = map[string]Link{}
 	h, err := netlink.NewHandle()
@@ -39,7 +44,10 @@ func (f *Facts) observeLinks() {
 		}
 		f.Links[a.Name] = one
 	}
-	addrs, _ := h.AddrList(nil, netlink.FAMILY_ALL)
+	addrs, err := h.AddrList(nil, netlink.FAMILY_ALL)
+	for try := 1; errors.Is(err, netlink.ErrDumpInterrupted) && try < dumpTries; try++ {
+		addrs, err = h.AddrList(nil, netlink.FAMILY_ALL)
+	}
 	for _, a := range addrs {
 		if one, known := f.Links[names[a.LinkIndex]]; known {
 			f.Links[names[a.LinkIndex]] = one.with(a)

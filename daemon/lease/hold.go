@@ -215,10 +215,11 @@ func (e *Engine) proven(gen uint64, t tenancy, v verdict) bool {
 // keepNetwork tells the fence the network in force, in case it could not be told
 // when that changed. Where nothing differs it does nothing.
 func (e *Engine) keepNetwork(t tenancy) {
-	if n := e.inForce(); n != nil {
-		err := e.fence.Set(t.subnets, networkPair(*n))
-		e.update(func() { e.noteToldLocked(*n, err) })
-	}
+	e.update(func() {
+		if n := e.network; n != nil {
+			e.noteToldLocked(*n, e.fence.Set(t.subnets, networkPair(*n)))
+		}
+	})
 }
 
 // counts says whether a proof may open a closed fence. Out of a store that
@@ -279,6 +280,7 @@ func (e *Engine) loseLocked(why string) {
 	e.log.Error("subnet lost, overlay closed", "subnet", e.held.subnets, "lease", leaseHex(e.held.lease), "why", why)
 	e.doubt, e.ended = nil, e.held.lease
 	delete(e.problems, contested)
+	delete(e.problems, fenceRefuses)
 	e.former, e.held, e.lostWhy = e.held.subnets, nil, e.held.subnets.String()+": "+why
 	e.waiting = "lost " + e.former.String() + ": " + why
 	e.signal()

@@ -89,8 +89,8 @@ func ParseSubnets(name string) (Subnets, error) {
 	if err != nil {
 		return Subnets{}, fmt.Errorf("subnet key %q: %w", name, err)
 	}
-	if first == noV4 {
-		a = netip.Prefix{}
+	if a.Addr().Is4() && a.Bits() == 0 {
+		a = netip.Prefix{} // noV4
 	}
 	return place(a, b, name)
 }

@@ -21,8 +21,12 @@ import (
 // says so at once and before it does anything, so that the call, a write too, can
 // be put to the next member.
 
-// ledPause is how long a call waits before it is put again.
-const ledPause = 50 * time.Millisecond
+// ledPause is how long a call waits before it is put again, to the next member and
+// the one after; maxLedPause is for when none has a leader, and all nodes ask.
+const (
+	ledPause    = 50 * time.Millisecond
+	maxLedPause = time.Second
+)
 
 // led makes the calls of a client so.
 func led() []grpc.DialOption {
@@ -33,7 +37,7 @@ func led() []grpc.DialOption {
 func ledCall(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	ctx = requireLeader(ctx, method)
 	pause := newPause()
-	pause.InitialInterval, pause.MaxInterval = ledPause, readAgain
+	pause.InitialInterval, pause.MaxInterval = ledPause, maxLedPause
 	for {
 		err := invoke(ctx, method, req, reply, cc, opts...)
 		if !errors.Is(rpctypes.Error(err), rpctypes.ErrNoLeader) || !wait(ctx, pause.NextBackOff()) {

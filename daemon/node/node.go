@@ -229,9 +229,9 @@ func (n *Node) forget() {
 }
 
 // cleared says that there were networks before, and that nothing of them is in
-// the kernel any more: bridge and overlay were looked at, and no pod is left.
+// the kernel any more: bridge and all overlays were looked at, and no pod is left.
 func cleared(d dataplane.Desired, r dataplane.Report) bool {
-	return len(d.Former) > 0 && len(d.Outside) == 0 && d.Held() && r.Converged && r.Err == nil
+	return len(d.Former) > 0 && len(d.Outside) == 0 && d.Held() && d.AsFound == dataplane.Families{} && r.Converged && r.Err == nil
 }
 
 // underlayPoll is how soon a changed underlay is noticed.

@@ -233,9 +233,14 @@ func (h *host) add(ctx context.Context, stays bool) (*pod, error) {
 	}
 	h.run.count(func() { h.run.counts.adds++ })
 	p.addr = addr
+	// Under which epoch the node holds that is not certain without asking it.
+	p.leave, err = h.run.probes.Join(box.NS, h.Host, addr.Addr(), func() (netip.Prefix, int64) { return addr.Masked(), 0 })
 	h.mu.Lock()
 	if h.boots != boots {
 		h.mu.Unlock()
+		if p.leave != nil {
+			p.leave()
+		}
 		return nil, p.Vanish()
 	}
 	for _, o := range h.pods {
@@ -245,8 +250,6 @@ func (h *host) add(ctx context.Context, stays bool) (*pod, error) {
 	}
 	h.pods = append(h.pods, p)
 	h.mu.Unlock()
-	// Under which epoch the node holds that is not certain without asking it.
-	p.leave, err = h.run.probes.Join(box.NS, h.Host, addr.Addr(), func() (netip.Prefix, int64) { return addr.Masked(), 0 })
 	return p, err
 }
 

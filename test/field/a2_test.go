@@ -261,7 +261,8 @@ func TestA2HistoryCanBeWrong(t *testing.T) {
 		"written over":      {[]*clientv3.Event{put("a", 1, 5), put("b", 1, 6)}, "another's record"},
 		"detached":          {[]*clientv3.Event{put("a", 1, 5), put("a", 0, 5)}, "without a lease"},
 		"born detached":     {[]*clientv3.Event{put("a", 0, 5)}, "without a lease"},
-		"moved":             {[]*clientv3.Event{put("a", 1, 5), put("a", 2, 5)}, "another lease"},
+		"moved":             {[]*clientv3.Event{put("a", 1, 5), put("a", 2, 5)}, ""},
+		"moved, numbered":   {[]*clientv3.Event{put("a", 1, 5), put("a", 2, 6)}, "under another number"},
 		"number falls":      {[]*clientv3.Event{put("a", 1, 5), end, put("b", 2, 5)}, "not higher"},
 		"nobody's":          {[]*clientv3.Event{put("", 1, 5)}, "of nobody"},
 	} {
