@@ -364,8 +364,7 @@ start:	atomic { s = 0; l = 0; l2 = 0; made = 0; mod = 0; epoch = 0; acked = 0; x
 		fi
 	}
 
-acquire: sent()
-	send(op, l, 0)
+acquire: atomic { sent(); send(op, l, 0) }
 	if
 	:: atomic { answer != NO && key[s].on && key[s].lease == l -> made = key[s].made; committed(); goto held }
 	:: atomic { answer == NO || !(key[s].on && key[s].lease == l) -> skip } /* absent proves nothing */
@@ -438,8 +437,7 @@ held:	atomic { mod = 0; op = 0; answer = 0; l2 = 0
 
 	/* the key goes from lease l2 to l; asked again until a read shows where it hangs.
 	 * While settle stands only from one leader's lease to another's, of a node whose fence is open. */
-move:	sent()
-	send((op == MOVE && OPEN(n) -> MOVE : REBIND), l, l2)
+move:	atomic { sent(); send((op == MOVE && OPEN(n) -> MOVE : REBIND), l, l2) }
 	if
 	:: atomic { HANGS(s, l) -> made = key[s].made; committed() }
 		send(REVOKE, l2, 0)
