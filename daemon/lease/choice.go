@@ -41,7 +41,7 @@ func (e *Engine) acquire(ctx context.Context, s *Snapshot, n conf.Network) time.
 			e.cfg.at("after the acquire")
 			e.log.Info("subnet acquired", "subnet", c.Subnets, "why", c.Why, "lease", leaseHex(h.lease), "epoch", h.Epoch())
 			e.unused = 0
-			e.wrote(sent)
+			e.answered(sent)
 			return e.take(ctx, h)
 		}
 		if errors.Is(err, errUnpublished) {

@@ -116,7 +116,8 @@ func (e *Engine) outdated(t tenancy, n conf.Network) bool {
 // tryMove sends the move, again and again until a read shows what became of it.
 func (e *Engine) tryMove(ctx context.Context, t tenancy) time.Duration {
 	again := jitter(retryUnproven(min(t.ttl, e.moving.ttl)))
-	f, err := t.rebind(e.moving.lease, e.open())
+	open := e.open()
+	f, err := t.rebind(e.moving.lease, open)
 	if err != nil {
 		e.log.Error("the key stays on its lease", "error", err)
 		return again
@@ -137,7 +138,9 @@ func (e *Engine) tryMove(ctx context.Context, t tenancy) time.Duration {
 		return again
 	}
 	if resp.Succeeded {
-		e.wrote(sent)
+		if !open { // else it may have settled
+			e.answered(sent)
+		}
 		now := Entry{Subnets: t.subnets, Record: t.record, Lease: e.moving.lease, CreateRevision: t.create, ModRevision: resp.Header.Revision}
 		return e.moved(ctx, t, now)
 	}

@@ -64,7 +64,7 @@ func (t *terms) newLease() clientv3.LeaseID {
 	return id
 }
 
-// remember takes what an earlier process knew.
+// remember notes the term of a lease, where both are known.
 func (t *terms) remember(id clientv3.LeaseID, term uint64) {
 	if id != 0 && term != 0 {
 		t.read[id] = term
@@ -82,14 +82,15 @@ func (e *Engine) heard(term uint64, at time.Duration, settle int64) {
 		t.forget()
 		t.settle = settle
 	}
-	e.wrote(at)
+	e.answered(at)
 	t.behind = term < t.now
 	t.now = max(t.now, term)
 }
 
-// wrote takes in that a write has committed which would not have in a store that
-// was restored, or settles, since it was sent at that CLOCK_BOOTTIME.
-func (e *Engine) wrote(at time.Duration) {
+// answered takes in that what was sent at that CLOCK_BOOTTIME has been answered: a
+// read that shows whether the store settles, or a write that commits in none that
+// does.
+func (e *Engine) answered(at time.Duration) {
 	t := &e.terms
 	if !e.open() && (t.at == 0 || e.cfg.Clock() >= Deadline(t.at, e.length())) {
 		t.forget()

@@ -37,6 +37,14 @@ func (d *daemon) gone(c *clientv3.Client, id clientv3.LeaseID) {
 	})
 }
 
+// provesOn waits for two more proofs.
+func (d *daemon) provesOn() View {
+	d.t.Helper()
+	proofs := d.Counts().Proofs
+	d.Touch()
+	return d.wait("two more proofs", func(View) bool { return d.Counts().Proofs > proofs+1 })
+}
+
 // sameTenancy says that v and w are one ownership, by the record that made it.
 func sameTenancy(v, w View) bool {
 	return v.Held && w.Held && v.Holding.Subnets() == w.Holding.Subnets() && v.Holding.create == w.Holding.create && v.Holding.Epoch() == w.Holding.Epoch()
@@ -71,9 +79,7 @@ func TestLeaderChange(t *testing.T) {
 		t.Errorf("holds %s of revision %d, held %s of %d", after.Holding.Subnets(), after.Holding.create, before.Holding.Subnets(), before.Holding.create)
 	}
 	d.gone(c, before.Holding.LeaseID())
-	proofs := d.Counts().Proofs
-	d.Touch()
-	d.wait("two more proofs", func(View) bool { return d.Counts().Proofs > proofs+1 })
+	d.provesOn()
 	stop()
 	if v := d.View(); v.Holding.LeaseID() != after.Holding.LeaseID() {
 		t.Error("the key moved once more")
@@ -121,9 +127,7 @@ func TestOneMember(t *testing.T) {
 	s.Stop()
 	s.Restart(t)
 	d.wait("F to move on", func(v View) bool { return v.State == api.StateHeld && v.Deadline > before.Deadline })
-	proofs := d.Counts().Proofs
-	d.Touch()
-	d.wait("two more proofs", func(View) bool { return d.Counts().Proofs > proofs+1 })
+	d.provesOn()
 	if n := writes(t, s.Client(t), before); n != 1 {
 		t.Errorf("the key was written %d times", n)
 	}
@@ -406,8 +410,7 @@ func TestSlowMoves(t *testing.T) {
 	h := newHost(t, "n1", p.URL()).several()
 	d := h.start()
 	v := d.waitHeld()
-	proofs := d.Counts().Proofs
-	w := d.wait("two more proofs", func(View) bool { return d.Counts().Proofs > proofs+1 })
+	w := d.provesOn()
 	if !sameTenancy(v, w) || v.Holding.LeaseID() != w.Holding.LeaseID() || h.log.lines("own key moved") > 1 {
 		t.Errorf("lease %x after %x, moved %d times", w.Holding.LeaseID(), v.Holding.LeaseID(), h.log.lines("own key moved"))
 	}
@@ -503,8 +506,7 @@ func TestOwnSettleIsNoNews(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := d.wait("put back", func(w View) bool { return w.Held && w.Holding.create > v.Holding.create && w.LastProof > v.LastProof })
-	proofs := d.Counts().Proofs
-	d.wait("two more proofs", func(View) bool { return d.Counts().Proofs > proofs+1 })
+	d.provesOn()
 	stop()
 	if n := writes(t, c, w); n != 1 {
 		t.Errorf("the key was written %d times, want once", n)

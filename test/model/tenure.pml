@@ -314,10 +314,12 @@ inline unknown(l_) { lease[l_].seen = 0 }
 #endif
 inline answered() { if :: OVERSLEPT && l != 0 -> unknown(l) :: else fi; recent[n] = RECENT }
 inline sent() { cycle[n] = RECENT }
+inline kept() { cycle[n] = recent[n] }  /* what commits while the store settles says nothing of that */
 inline committed() { if :: OVERSLEPT -> unknown(l) :: else fi; recent[n] = cycle[n]; cycle[n] = 0 }
 #else
 inline answered() { skip }
 inline sent() { skip }
+inline kept() { skip }
 inline committed() { skip }
 #endif
 
@@ -437,7 +439,7 @@ held:	atomic { mod = 0; op = 0; answer = 0; l2 = 0
 
 	/* the key goes from lease l2 to l; asked again until a read shows where it hangs.
 	 * While settle stands only from one leader's lease to another's, of a node whose fence is open. */
-move:	atomic { sent(); send((op == MOVE && OPEN(n) -> MOVE : REBIND), l, l2) }
+move:	atomic { if :: op == MOVE && OPEN(n) -> kept() :: else -> sent() fi; send((op == MOVE && OPEN(n) -> MOVE : REBIND), l, l2) }
 	if
 	:: atomic { HANGS(s, l) -> made = key[s].made; committed() }
 		send(REVOKE, l2, 0)
